@@ -1,0 +1,41 @@
+# One verb each. Every target makes `.venv` first if it is missing or older than what it is made from.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/installed
+CODE := ckptcore jaxckpt demo tests
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-quick check format clean
+
+help: ## List the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | expand -t 14
+
+demo: $(STAMP) ## Train, kill, restart, compare bit for bit (ARGS=--json prints the figures as JSON, ARGS="--dir DIR" keeps the files)
+	@$(BIN)/python -m demo $(ARGS)
+
+test: $(STAMP) ## Run all tests (ARGS="-k words" picks some)
+	$(BIN)/python -m pytest $(ARGS)
+
+test-quick: $(STAMP) ## Run the tests that start no training jobs
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+check: $(STAMP) ## Check format, lint and types
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+format: $(STAMP) ## Format the code and fix what the linter can fix
+	$(BIN)/ruff format $(CODE)
+	$(BIN)/ruff check --fix $(CODE)
+
+clean: ## Remove the environment and every cache
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else "Python 3.11 or newer is needed, $(PYTHON) is %d.%d: make PYTHON=/path/to/python3.11" % v[:2])' >&2
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' >&2
+	@touch $@
