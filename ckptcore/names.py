@@ -1,0 +1,189 @@
+"""Keys in the store, generation IDs and array names (spec: layout of a run).
+
+Every key is relative to the run's root, made of safe segments only, so that nothing a
+record says can reach outside of the run.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ckptcore.errors import CallError, InvalidRecord
+
+MAX_INCARNATION = 999_999
+MAX_STEP = 999_999_999_999
+MAX_RANK = 99_999
+MAX_NAME_BYTES = 1024
+
+RUN = "run.json"
+INCARNATIONS = "incarnations/"
+GENERATIONS = "generations/"
+LEDGER = "ledger/"
+NOTES = "notes/"
+RANK_STATE = "rank_state"
+
+_GENERATION = re.compile(r"([0-9]{6})-([0-9]{12})-([1-9][0-9]{0,5})")
+_SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
+_COMPONENT = re.compile(r"[A-Za-z_][A-Za-z0-9_\-]{0,63}")
+_CLAIM = re.compile(r"incarnations/([0-9]{6})/(claim|base)\.json")
+_LEDGER = re.compile(r"ledger/([0-9]{6}-[0-9]{12}-[1-9][0-9]{0,5})(\.retired)?\.json")
+
+PathElement = tuple[str, str | int]
+"""`("key", str | int)`, `("index", int)` or `("attr", str)`."""
+
+Path = tuple[PathElement, ...]
+
+
+@dataclass(frozen=True, order=True)
+class GenerationId:
+    """One save attempt: `IIIIII-SSSSSSSSSSSS-A`. Ordered as numbers (spec: identifiers)."""
+
+    incarnation: int
+    step: int
+    attempt: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.incarnation <= MAX_INCARNATION:
+            raise CallError(f"incarnation {self.incarnation} is outside 1..{MAX_INCARNATION}")
+        if not 0 <= self.step <= MAX_STEP:
+            raise CallError(f"step {self.step} is outside 0..{MAX_STEP}")
+        if not 1 <= self.attempt <= 999_999:
+            raise CallError(f"attempt {self.attempt} is outside 1..999999")
+
+    def __str__(self) -> str:
+        return f"{self.incarnation:06d}-{self.step:012d}-{self.attempt}"
+
+    @classmethod
+    def parse(cls, text: str) -> GenerationId:
+        """Parse an ID. Raises `InvalidRecord` when `text` is not one."""
+        match = _GENERATION.fullmatch(text)
+        if match is None or int(match[1]) == 0:
+            raise InvalidRecord(f"{text[:80]!r} is not a generation ID (IIIIII-SSSSSSSSSSSS-A)")
+        return cls(int(match[1]), int(match[2]), int(match[3]))
+
+
+def check_key(key: str) -> str:
+    """Return `key` if every segment is safe. Raises `InvalidRecord` otherwise."""
+    if len(key) > 900 or not all(_SEGMENT.fullmatch(segment) for segment in key.split("/")):
+        raise InvalidRecord(f"key {key[:120]!r} is not a relative path of plain segments")
+    return key
+
+
+def check_component(name: str) -> str:
+    """Return `name` if it may name a component. Raises `CallError` otherwise."""
+    if not _COMPONENT.fullmatch(name) or name == RANK_STATE:
+        raise CallError(
+            f"component name {name[:80]!r} must be letters, digits, '_' or '-', start with a letter or '_', "
+            f"and not be {RANK_STATE!r}"
+        )
+    return name
+
+
+def claim_key(incarnation: int) -> str:
+    return f"{INCARNATIONS}{incarnation:06d}/claim.json"
+
+
+def base_key(incarnation: int) -> str:
+    return f"{INCARNATIONS}{incarnation:06d}/base.json"
+
+
+def parse_incarnation_key(key: str) -> tuple[int, str] | None:
+    """`(incarnation, "claim" | "base")`, or None for any other key."""
+    match = _CLAIM.fullmatch(key)
+    return (int(match[1]), match[2]) if match and int(match[1]) > 0 else None
+
+
+def ledger_key(generation: GenerationId) -> str:
+    return f"{LEDGER}{generation}.json"
+
+
+def retired_key(generation: GenerationId) -> str:
+    return f"{LEDGER}{generation}.retired.json"
+
+
+def parse_ledger_key(key: str) -> tuple[GenerationId, bool] | None:
+    """`(generation, is the retired record)`, or None for any other key."""
+    match = _LEDGER.fullmatch(key)
+    return (GenerationId.parse(match[1]), match[2] is not None) if match and not match[1].startswith("000000") else None
+
+
+def generation_prefix(generation: GenerationId) -> str:
+    return f"{GENERATIONS}{generation}/"
+
+
+def layout_key(generation: GenerationId, digest: str) -> str:
+    return f"{generation_prefix(generation)}layouts/{digest_name(digest)}.json"
+
+
+def receipts_prefix(generation: GenerationId) -> str:
+    return f"{generation_prefix(generation)}receipts/"
+
+
+def receipt_key(generation: GenerationId, rank: int) -> str:
+    return f"{receipts_prefix(generation)}{rank:05d}.json"
+
+
+def parse_receipt_key(key: str) -> int | None:
+    """The rank of a receipt's key, or None for any other key."""
+    match = re.fullmatch(r".*/receipts/([0-9]{5})\.json", key)
+    return int(match[1]) if match else None
+
+
+def values_key(generation: GenerationId, rank: int) -> str:
+    return f"{generation_prefix(generation)}values/{rank:05d}.json"
+
+
+def index_key(generation: GenerationId, what: str, digest: str) -> str:
+    """`what` is a component's name, or `roster`'s own prefix (see `roster_key`)."""
+    return f"{generation_prefix(generation)}index/{what}-{digest_name(digest)}.json"
+
+
+def roster_key(generation: GenerationId, digest: str) -> str:
+    return f"{generation_prefix(generation)}roster-{digest_name(digest)}.json"
+
+
+def state_prefix(generation: GenerationId) -> str:
+    return f"{generation_prefix(generation)}state/"
+
+
+def database_prefix(generation: GenerationId, rank: int, nonce: str) -> str:
+    return f"{state_prefix(generation)}ranks/{rank:05d}-{nonce}/"
+
+
+def notes_prefix(generation: GenerationId) -> str:
+    return f"{NOTES}{generation}/"
+
+
+def note_key(generation: GenerationId, name: str) -> str:
+    return f"{notes_prefix(generation)}{check_key(name)}.json"
+
+
+def digest_name(digest: str) -> str:
+    """A digest as part of a file name: `blake3:ab…` → `blake3-ab…`."""
+    return digest.replace(":", "-")
+
+
+def array_name(component: str, path: Path) -> str:
+    r"""The dotted name of a leaf: component and path elements joined by `.` (Orbax's convention).
+
+    `%`, `/`, `\` and control characters are percent-encoded, so that a name is one segment.
+    """
+    return ".".join([component, *(_escape(str(value)) for _, value in path)])
+
+
+def rank_array_name(rank: int, name: str) -> str:
+    """The stored name of a rank-scoped leaf."""
+    return f"{RANK_STATE}.{rank}.{name}"
+
+
+def show_path(component: str, path: Path) -> str:
+    """A path for people: `params['Dense_0']['kernel']`, `optimizer[0].mu`."""
+    parts = [component]
+    for kind, value in path:
+        parts.append(f".{value}" if kind == "attr" else f"[{value!r}]")
+    return "".join(parts)
+
+
+def _escape(text: str) -> str:
+    return re.sub(r"[%/\\\x00-\x1f\x7f]", lambda match: f"%{ord(match[0]):02X}", text)
