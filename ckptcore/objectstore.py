@@ -1,0 +1,183 @@
+"""A store in S3, GCS or memory, through TensorStore's key-value stores (spec: what a store must offer).
+
+Put-if-absent is a conditional write on the generation of the missing key. Its answer is
+not trusted on its own: a request may be applied and its response lost, so that the
+driver's own retry meets our object. Whatever the answer, what is stored decides.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import tensorstore as ts
+
+from ckptcore.errors import CallError, StoreError, StoreFull, StoreUnavailable, UnsafeStore
+from ckptcore.names import check_key
+from ckptcore.retry import retry
+from ckptcore.storekeys import check_range, directory_key, is_key
+
+Result = TypeVar("Result")
+
+_STATUS = re.compile(r"([A-Z_]+): ")
+_FULL = re.compile(r"StorageFull|QuotaExceeded|no space|disk full|HTTP.{0,20}507", re.IGNORECASE)
+_REFUSED = frozenset({"PERMISSION_DENIED", "UNAUTHENTICATED", "INVALID_ARGUMENT", "NOT_FOUND", "UNIMPLEMENTED"})
+
+
+class ObjectStore:
+    """The store below a prefix of a bucket, or of a TensorStore memory store."""
+
+    def __init__(self, url: str, driver: str, spec: dict[str, Any], *, context: ts.Context, timeout: float) -> None:
+        self.url = url
+        self.driver = driver
+        self.context = context
+        self._spec = spec
+        self._timeout = timeout
+        try:
+            self._root = ts.KvStore.open(spec, context=context).result(timeout=timeout)
+        except (ValueError, TimeoutError) as error:
+            raise CallError(f"{url} cannot be opened: {error}") from error
+
+    def __repr__(self) -> str:
+        return f"ObjectStore({self.url!r})"
+
+    def put_if_absent(self, key: str, data: bytes) -> bytes:
+        """See `Store.put_if_absent`."""
+        check_key(key)
+        return self._retry(f"put {key}", lambda: self._put(key, bytes(data)))
+
+    def get(self, key: str, start: int | None = None, stop: int | None = None) -> bytes | None:
+        """See `Store.get`."""
+        check_key(key)
+        first, last = check_range(key, start, stop)
+        if first == 0 and last is None:
+            return self._retry(f"get {key}", lambda: self._value(self._root.read(key)))
+        if first == last:
+            return None if self.size(key) is None else b""
+        return self._retry(f"get {key}", lambda: self._range(key, first, last))
+
+    def size(self, key: str) -> int | None:
+        """As `Store.size`. No driver tells a size, so that one-byte reads search for the end: about 2 log2(size) of them."""
+        if self.get(key, 0, 1) is None:
+            return None
+        beyond = next(bound for bound in (2**power for power in itertools.count()) if not self.get(key, bound - 1, bound))
+        low, high = beyond // 2, beyond - 1  # the size lies in low..high
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.get(key, middle - 1, middle) else (low, middle - 1)
+        return low
+
+    def list(self, prefix: str = "") -> Iterator[str]:
+        """See `Store.list`."""
+        if prefix:
+            check_key(prefix.removesuffix("/"))
+        return iter(sorted(key for key in self._keys(prefix) if is_key(key)))
+
+    def children(self, prefix: str) -> list[str]:
+        """See `Store.children`."""
+        directory = _directory(prefix)
+        return sorted({key[len(directory) :].split("/")[0] for key in self._keys(directory) if is_key(key)})
+
+    def delete(self, key: str) -> None:
+        """See `Store.delete`."""
+        check_key(key)
+        self._retry(f"delete {key}", lambda: self._result(self._root.write(key, None)))
+
+    def delete_prefix(self, prefix: str) -> int:
+        """See `Store.delete_prefix`."""
+        directory = _directory(prefix)
+        if not directory:
+            raise CallError("delete_prefix needs a prefix: a run's ledger is never deleted")
+        keys = self._keys(directory)
+        self._retry(f"delete {prefix}", lambda: self._result(self._root.delete_range(_below(directory))))
+        return len(keys)
+
+    def sync(self, prefix: str) -> None:
+        """Nothing to do: an object is durable when its write has been answered."""
+        _directory(prefix)
+
+    def kvstore(self, prefix: str) -> dict[str, Any]:
+        """See `Store.kvstore`."""
+        return {**self._spec, "path": self._spec["path"] + _directory(prefix)}
+
+    def _put(self, key: str, data: bytes) -> bytes:
+        """One attempt, which may be repeated whatever came of it."""
+        before = self._result(self._root.read(key))
+        if before.state == "value":
+            return bytes(before.value)
+        # The generation of the missing key is the precondition; an empty one would make the write unconditional.
+        if not before.stamp.generation:
+            raise UnsafeStore(f"{self.url} gives no generation for the missing {key}: its writes cannot be made conditional")
+        self._result(self._root.write(key, data, if_equal=before.stamp.generation))
+        stored = self._value(self._root.read(key))
+        if stored is None:
+            raise StoreUnavailable(
+                f"{key} is not there after it was written, or found by others: was it deleted, or is there no such bucket?"
+            )
+        return stored
+
+    def _range(self, key: str, start: int, stop: int | None) -> bytes | None:
+        """A clipped range; the drivers refuse one that reaches beyond the end."""
+        try:
+            return self._value(self._root.read(key, byte_range=slice(start, stop)))
+        except _OutOfRange:
+            if stop is not None and stop - start > 1:
+                return self._range(key, start, None)
+            return b""
+
+    def _keys(self, prefix: str) -> list[str]:
+        listed = self._retry(f"list {prefix or 'all keys'}", lambda: self._result(self._root.list(_below(prefix))))
+        return [key.decode("utf-8", "surrogateescape") for key in listed]
+
+    def _value(self, future: ts.Future[Any]) -> bytes | None:
+        result = self._result(future)
+        return bytes(result.value) if result.state == "value" else None
+
+    def _result(self, future: ts.Future[Result]) -> Result:
+        try:
+            return future.result(timeout=self._timeout)
+        except TimeoutError as error:
+            raise StoreUnavailable(f"no answer within {self._timeout:g} s") from error
+        except (ValueError, OSError, NotImplementedError) as error:
+            raise translate(error) from error
+
+    def _retry(self, what: str, call: Callable[[], Result]) -> Result:
+        try:
+            return retry(call, what=f"{what} in {self.url}", timeout=self._timeout)
+        except (StoreUnavailable, UnsafeStore):
+            raise
+        except StoreError as error:
+            raise type(error)(f"{what} in {self.url}: {error}") from error
+
+
+class _OutOfRange(StoreError):
+    """A byte range that is not wholly inside the value."""
+
+
+def translate(error: Exception) -> StoreError:
+    """The error of the project for one of TensorStore's, which start with the name of an absl status."""
+    text = str(error)[:500]
+    status = _STATUS.match(text)
+    code = status[1] if status else ""
+    if code == "OUT_OF_RANGE":
+        return _OutOfRange(text)
+    if _FULL.search(text):
+        return StoreFull(f"{text}. Make room, then save again; what was committed is untouched")
+    if code in _REFUSED or isinstance(error, NotImplementedError):
+        return StoreError(f"{text}. Check the bucket's name, the region, the credentials and their permissions")
+    return StoreUnavailable(text)
+
+
+def _directory(prefix: str) -> str:
+    """Check a directory prefix and return it with one slash at its end, or empty for the root."""
+    key = directory_key(prefix)
+    return key + "/" if key else ""
+
+
+def _below(prefix: str) -> ts.KvStore.KeyRange:
+    """All keys that start with a prefix, which is ASCII and never ends in the last character of it."""
+    if not prefix:
+        return ts.KvStore.KeyRange()
+    return ts.KvStore.KeyRange(prefix, prefix[:-1] + chr(ord(prefix[-1]) + 1))

@@ -1,0 +1,117 @@
+"""Does the store keep the promises the commit protocol rests on? (spec: store probe)
+
+A probe refutes, it cannot prove: a network file system may behave on one host and not
+between two. What its administrator must grant is part of the specification.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+from ckptcore.errors import StoreError, UnsafeStore
+from ckptcore.records import StoreFacts
+from ckptcore.store import Store
+
+RACERS = 6
+ROUNDS = 3
+
+_CONTENT = b"0123456789"
+
+
+def probe(store: Store, *, single_writer: bool) -> StoreFacts:
+    """Try every rule below `probe/<nonce>/`, clean up, and return the facts for `base.json`.
+
+    `single_writer` forgives only a race that has several winners, and the facts say so.
+    Raises `UnsafeStore` naming the broken rule, or the store's own error if it fails.
+    """
+    prefix = f"probe/{secrets.token_hex(16)}/"
+    try:
+        facts = _facts(store, prefix, single_writer=single_writer)
+    except BaseException:
+        with suppress(StoreError):  # the first error is the one to report
+            store.delete_prefix(prefix)
+        raise
+    store.delete_prefix(prefix)
+    _require(store, not list(store.list(prefix)), "delete", "keys are still listed after they were deleted")
+    return facts
+
+
+def _facts(store: Store, prefix: str, *, single_writer: bool) -> StoreFacts:
+    _check_reading(store, prefix)
+    _check_put_once(store, f"{prefix}once")
+    races = [f"race-{turn}" for turn in range(ROUNDS)]
+    outcomes = [_one_winner(store, prefix + race) for race in races]
+    _require(
+        store,
+        all(outcomes) or single_writer,
+        "put-if-absent",
+        "of several writers of one key more than one was told that it won, or readers differ. "
+        "If only one job ever writes, Storage(single_writer=True) accepts that",
+    )
+    _check_listing(store, prefix, {"once", "read", *races})
+    _check_delete(store, f"{prefix}read")
+    return StoreFacts(
+        driver=store.driver,
+        put_if_absent=all(outcomes),
+        read_after_write=True,
+        list_after_write=True,
+        single_writer=single_writer,
+    )
+
+
+def _one_winner(store: Store, key: str) -> bool:
+    """Whether racing writers and all readers agree on one of the values that were put."""
+    values = [f"{racer}-{secrets.token_hex(8)}".encode() for racer in range(RACERS)]
+    start = threading.Barrier(RACERS)
+
+    def race(value: bytes) -> tuple[bytes, bytes | None]:
+        start.wait()
+        return store.put_if_absent(key, value), store.get(key)
+
+    with ThreadPoolExecutor(RACERS) as pool:
+        outcomes = set(pool.map(race, values))
+    winner = store.get(key)
+    return winner in values and outcomes == {(winner, winner)}
+
+
+def _check_put_once(store: Store, key: str) -> None:
+    """A second value of another length never replaces or lengthens the first."""
+    first, second = _CONTENT, _CONTENT * 3
+    _require(store, store.put_if_absent(key, first) == first, "put-if-absent", "a lone writer was not told that it won")
+    _require(store, store.put_if_absent(key, second) == first, "put-if-absent", "a second value was accepted under one key")
+    _require(store, store.get(key) == first, "put-if-absent", "a second value replaced the first")
+
+
+def _check_reading(store: Store, prefix: str) -> None:
+    key = f"{prefix}read"
+    _require(store, store.get(key) is None and store.size(key) is None, "read", "a key that was never written exists")
+    store.put_if_absent(key, _CONTENT)
+    _require(store, store.get(key) == _CONTENT, "read-after-write", "a value that was just written is not what is read")
+    _require(store, store.size(key) == len(_CONTENT), "read-after-write", "the size of a value that was just written is wrong")
+    ranges = [(0, 1), (3, 7), (9, 10), (10, 11), (4, None), (8, 20)]
+    right = all(store.get(key, start, stop) == _CONTENT[start:stop] for start, stop in ranges)
+    _require(store, right, "ranged read", "a range of a value is not the bytes asked for")
+
+
+def _check_listing(store: Store, prefix: str, names: set[str]) -> None:
+    listed = set(store.list(prefix))
+    missing = sorted(names - {key.removeprefix(prefix) for key in listed})
+    _require(store, not missing, "list-after-write", f"keys that were just written are not listed: {', '.join(missing)}")
+    _require(store, names == set(store.children(prefix)), "list-after-write", "listing a directory gives other names")
+
+
+def _check_delete(store: Store, key: str) -> None:
+    store.delete(key)
+    gone = store.get(key) is None and key not in store.list(key)
+    _require(store, gone, "delete", "a key is still there after it was deleted")
+
+
+def _require(store: Store, holds: object, rule: str, broken: str) -> None:
+    if not holds:
+        raise UnsafeStore(
+            f"{store.url} breaks the rule {rule!r}: {broken}. Checkpoints there could be lost or overwritten: "
+            "use another store, or have its administrator grant what the specification asks for"
+        )
