@@ -142,6 +142,15 @@ __all__ = [
 R = TypeVar("R", bound=Record)
 
 
+MAX_REASON = 2000
+"""Characters of an error's message that a record keeps."""
+
+
+def clip(text: str) -> str:
+    """`text` as a record may hold it: valid Unicode of bounded length. Errors quote what may be neither."""
+    return text.encode("utf-8", "replace").decode()[:MAX_REASON]
+
+
 def encode(record: Record) -> bytes:
     """The canonical bytes of a record (spec: canonical form)."""
     return canonical.encode(msgspec.to_builtins(record))
@@ -268,6 +277,9 @@ def _check_receipt(receipt: Receipt, key: str) -> None:
             raise InvalidRecord(f"{key}: a complete receipt has `{field}`")
     if (receipt.rank == 0) != (receipt.lead is not None):
         raise InvalidRecord(f"{key}: rank 0's receipt, and no other, has `lead`")
+    if receipt.lead is not None:
+        _check_parent(receipt.lead, key)
+    _check_guarantee(receipt.guarantee, key)
 
 
 def _check_roster(roster: Roster, key: str) -> None:
@@ -278,8 +290,23 @@ def _check_roster(roster: Roster, key: str) -> None:
 def _check_manifest(manifest: Manifest, key: str) -> None:
     if not manifest.generation.startswith(f"{manifest.incarnation:06d}-{manifest.step:012d}-"):
         raise InvalidRecord(f"{key}: incarnation or step differ from the generation ID {manifest.generation}")
-    if (manifest.parent is None) != (manifest.parent_manifest is None):
+    _check_parent(manifest, key)
+    _check_guarantee(manifest.guarantee, key)
+
+
+def _check_parent(record: Manifest | Lead, key: str) -> None:
+    if (record.parent is None) != (record.parent_manifest is None):
         raise InvalidRecord(f"{key}: `parent` and `parent_manifest` come together")
+
+
+def _check_guarantee(guarantee: Guarantee | None, key: str) -> None:
+    if guarantee is not None and (guarantee.level == "replay") != (guarantee.replay_samples is not None):
+        raise InvalidRecord(f"{key}: `replay`, and no other level, has `replay_samples`")
+
+
+def _check_note(note: Note, key: str) -> None:
+    if (note.kind == "tag") != (note.tag is not None):
+        raise InvalidRecord(f"{key}: a note of kind `tag`, and no other, has `tag`")
 
 
 def _check_base(base: Base, key: str) -> None:
@@ -293,4 +320,5 @@ _CHECKS: dict[type[Record], Callable[[Any, str], None]] = {
     Roster: _check_roster,
     Manifest: _check_manifest,
     Base: _check_base,
+    Note: _check_note,
 }
