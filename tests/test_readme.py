@@ -1,0 +1,39 @@
+"""The README's code does what the README says."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+
+
+def run(code: str) -> str:
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, env=env, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_loop_resumes_and_can_be_read_beside(tmp_path: Path) -> None:
+    loop, reading = (code.replace("/tmp/run-42", str(tmp_path / "run")) for code in blocks("python"))
+    told = loop + "\nprint(restored.step, restored.generation, restored.guarantee)\n"
+    assert run(told).strip() == "0 None None"
+    assert run(told).strip() == "100 000001-000000000100-1 exact"
+    lines = run("import sys\n" + reading + "\nprint(weights['w'].shape, 'jax' in sys.modules)").splitlines()
+    assert "000001-000000000100-1: the next start resumes from here" in lines[0]
+    assert lines[1:] == ["True", "(3,) False"]
+
+
+def test_the_commands_are_make_targets() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {line.split()[1] for line in "\n".join(blocks("sh")).splitlines() if line.startswith("make ")}
+    assert named == {"demo", "test"}
+    assert named <= targets
