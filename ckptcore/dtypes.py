@@ -62,7 +62,9 @@ def name_of(dtype: np.dtype, *, where: str) -> str:
     """The logical name of `dtype`. Raises `UnsupportedLeaf`, naming the leaf `where`, if the format has none."""
     element = _ELEMENTS.get(dtype.name)
     if element is None or element.logical.newbyteorder("=") != dtype.newbyteorder("="):
-        raise UnsupportedLeaf(f"{where}: an array of dtype {dtype} cannot be stored; convert it to one of {', '.join(sorted(LOGICAL))}")
+        raise UnsupportedLeaf(
+            f"{where}: an array of dtype {dtype} cannot be stored; convert it to one of {', '.join(sorted(LOGICAL))}"
+        )
     return dtype.name
 
 

@@ -1,0 +1,196 @@
+"""The probe accepts stores that keep the rules, and names the one that is broken."""
+
+# The stores that break a rule look at few of their arguments.
+# ruff: noqa: ARG002
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorstore as ts
+
+from ckptcore.errors import StoreUnavailable, UnsafeStore
+from ckptcore.probe import probe
+from ckptcore.records import StoreFacts
+from ckptcore.store import Storage, Store, open_store
+
+
+@pytest.mark.parametrize("driver", ["file", "memory"])
+def test_good_stores_pass_and_are_left_clean(driver: str, tmp_path: Path) -> None:
+    store = open_store(tmp_path if driver == "file" else "memory://a")
+    facts = probe(store, single_writer=False)
+    assert facts == StoreFacts(driver=driver, put_if_absent=True, read_after_write=True, list_after_write=True)
+    assert list(store.list()) == []
+
+
+class Dictionary:
+    """A store that keeps every rule; each subclass breaks one."""
+
+    url = "fake://store"
+    driver = "memory"
+    context = ts.Context()
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+
+    def put_if_absent(self, key: str, data: bytes) -> bytes:
+        return self.values.setdefault(key, data)
+
+    def get(self, key: str, start: int | None = None, stop: int | None = None) -> bytes | None:
+        value = self.values.get(key)
+        return None if value is None else value[start:stop]
+
+    def size(self, key: str) -> int | None:
+        value = self.values.get(key)
+        return None if value is None else len(value)
+
+    def list(self, prefix: str = "") -> Iterator[str]:
+        return iter(sorted(key for key in self.values if key.startswith(prefix)))
+
+    def children(self, prefix: str) -> list[str]:
+        return sorted({key.removeprefix(prefix).split("/")[0] for key in self.list(prefix)})
+
+    def delete(self, key: str) -> None:
+        self.values.pop(key, None)
+
+    def delete_prefix(self, prefix: str) -> int:
+        keys = tuple(self.list(prefix))
+        for key in keys:
+            self.delete(key)
+        return len(keys)
+
+    def sync(self, prefix: str) -> None:
+        """Nothing is buffered."""
+
+    def kvstore(self, prefix: str) -> dict[str, Any]:
+        return {"driver": "memory", "path": prefix}
+
+
+class IgnoresPreconditions(Dictionary):
+    """As a popular emulator of GCS: every write succeeds, the last one stays."""
+
+    def put_if_absent(self, key: str, data: bytes) -> bytes:
+        self.values[key] = data
+        return data
+
+
+class TellsEverybodyInARace(Dictionary):
+    """Keeps the first value, as long as nobody races; then all are told that they won."""
+
+    def put_if_absent(self, key: str, data: bytes) -> bytes:
+        stored = super().put_if_absent(key, data)
+        return data if "race" in key else stored
+
+
+class TellsNobody(Dictionary):
+    def put_if_absent(self, key: str, data: bytes) -> bytes:
+        super().put_if_absent(key, data)
+        return b"lost"
+
+
+class KeepsATail(Dictionary):
+    """Writes over a longer value without truncating it."""
+
+    def put_if_absent(self, key: str, data: bytes) -> bytes:
+        before = self.values.get(key, b"")
+        self.values[key] = data + before[len(data) :]
+        return before or data
+
+
+class StaleRead(Dictionary):
+    def get(self, key: str, start: int | None = None, stop: int | None = None) -> bytes | None:
+        return None
+
+
+class StaleSize(Dictionary):
+    def size(self, key: str) -> int | None:
+        return None
+
+
+class StaleList(Dictionary):
+    def list(self, prefix: str = "") -> Iterator[str]:
+        return iter(())
+
+
+class IgnoresRanges(Dictionary):
+    def get(self, key: str, start: int | None = None, stop: int | None = None) -> bytes | None:
+        return super().get(key)
+
+
+class KeepsDeleted(Dictionary):
+    def delete(self, key: str) -> None:
+        """Versioned buckets with a legal hold do this."""
+
+
+class KeepsDeletedPrefixes(Dictionary):
+    def delete_prefix(self, prefix: str) -> int:
+        return 0
+
+
+def test_the_fake_that_keeps_every_rule_passes() -> None:
+    store: Store = Dictionary()
+    assert probe(store, single_writer=False).put_if_absent
+
+
+@pytest.mark.parametrize(
+    ("fake", "rule"),
+    [
+        (IgnoresPreconditions, "'put-if-absent': a second value was accepted"),
+        (TellsEverybodyInARace, "'put-if-absent': of several writers"),
+        (TellsNobody, "'put-if-absent': a lone writer"),
+        (KeepsATail, "'put-if-absent': a second value replaced"),
+        (StaleRead, "'read-after-write'"),
+        (StaleSize, "'read-after-write': the size"),
+        (StaleList, "'list-after-write'"),
+        (IgnoresRanges, "'ranged read'"),
+        (KeepsDeleted, "'delete'"),
+        (KeepsDeletedPrefixes, "'delete': keys are still listed"),
+    ],
+)
+def test_broken_rules_are_named(fake: type[Dictionary], rule: str) -> None:
+    with pytest.raises(UnsafeStore, match=rule) as raised:
+        probe(fake(), single_writer=False)
+    assert "fake://store" in str(raised.value)
+    assert "use another store" in str(raised.value)
+
+
+@pytest.mark.parametrize("fake", [IgnoresPreconditions, StaleRead, StaleList, IgnoresRanges, KeepsDeleted])
+def test_single_writer_forgives_nothing_but_the_race(fake: type[Dictionary]) -> None:
+    with pytest.raises(UnsafeStore):
+        probe(fake(), single_writer=True)
+
+
+def test_single_writer_forgives_the_race_and_says_so() -> None:
+    facts = probe(TellsEverybodyInARace(), single_writer=True)
+    assert (facts.put_if_absent, facts.single_writer) == (False, True)
+
+
+def test_a_broken_store_is_left_clean() -> None:
+    store = TellsEverybodyInARace()
+    with pytest.raises(UnsafeStore):
+        probe(store, single_writer=False)
+    assert store.values == {}
+
+
+def test_no_answer_is_not_a_broken_rule() -> None:
+    class Silent(Dictionary):
+        def put_if_absent(self, key: str, data: bytes) -> bytes:
+            raise StoreUnavailable("503")
+
+    with pytest.raises(StoreUnavailable, match="503"):
+        probe(Silent(), single_writer=False)
+
+
+def test_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def link(*_arguments: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", link)
+    with pytest.raises(UnsafeStore, match="no hard links"):
+        probe(open_store(tmp_path / "many"), single_writer=False)
+    assert probe(open_store(tmp_path / "one", Storage(single_writer=True)), single_writer=True).single_writer
