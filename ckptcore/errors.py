@@ -56,6 +56,8 @@ class StructureMismatch(CallError):
     """The checkpoint and the target differ. `differences` lists all of them."""
 
     kind = "structure-mismatch"
+    differences: tuple[str, ...] = ()
+    """Empty when the error is that of another rank, which passed on its message alone."""
 
     def __init__(self, summary: str, differences: Sequence[str]) -> None:
         self.differences = tuple(differences)
@@ -165,6 +167,7 @@ class SaveAborted(SaveError):
     """
 
     kind = "save-aborted"
+    missing: tuple[int, ...] = ()
 
     def __init__(self, message: str, missing: Sequence[int] = ()) -> None:
         self.missing = tuple(missing)

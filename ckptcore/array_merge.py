@@ -1,0 +1,106 @@
+"""The merged root: one view over all processes' databases, no data copied (spec: commit, "merge").
+
+It is derived data: merging again, by the same or another coordinator, gives the same view, and
+what it serves is proven by the chunk digests.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import tensorstore as ts
+
+from ckptcore.array_spec import Piece, StoredArray, database, read_error, write_error
+from ckptcore.errors import CallError
+from ckptcore.store import Store
+
+SHOWN = 8
+MAX_METADATA_BYTES = 64 << 10
+
+
+def merge(store: Store, state_prefix: str, databases: Sequence[str]) -> None:
+    """Make the database at `state_prefix` a view of all `databases` (prefixes below it), durably.
+
+    One transaction, so that a reader sees all of it or nothing. A database that does not exist
+    counts as empty: `check_merged` tells. Raises `Damaged` or a `StoreError`, naming a database.
+    """
+    if any(not prefix.startswith(state_prefix) for prefix in databases):
+        raise CallError(f"only databases below {state_prefix} can be merged into it")
+    if not databases:
+        return
+    transaction = ts.Transaction(atomic=False)
+    root = _open(store, state_prefix).with_transaction(transaction)
+    copying = [(prefix, _open(store, prefix).experimental_copy_range_to(root)) for prefix in databases]
+    for prefix, copy in copying:
+        _wait_reading(copy, f"database {prefix}")
+    try:
+        transaction.commit_async().result()
+    except (ValueError, OSError, NotImplementedError) as error:
+        raise write_error(error, f"merged root of {state_prefix}") from error
+    store.sync(f"{state_prefix}d/")
+
+
+def merged_keys(store: Store, state_prefix: str) -> set[str]:
+    """Every key of the merged root. Raises `Damaged` or a `StoreError`."""
+    keys = _wait_reading(_open(store, state_prefix).list(), f"merged root of {state_prefix}")
+    return {key.decode("utf-8", "backslashreplace") for key in keys}
+
+
+def check_merged(store: Store, state_prefix: str, expected: Mapping[str, StoredArray]) -> list[str]:
+    """What is wrong with the merged root; empty when it has exactly the keys of `expected`, and their metadata.
+
+    Chunks are not read. The text names a few keys, so that its length is bounded. Raises
+    `Damaged` or a `StoreError` when the root cannot be read.
+    """
+    wanted = {key for array in expected.values() for key in array.keys()}
+    found = merged_keys(store, state_prefix)
+    problems = []
+    if wanted - found:
+        problems.append(f"the merged root of {state_prefix} lacks {_some(wanted - found)}")
+    if found - wanted:
+        problems.append(f"the merged root of {state_prefix} has keys that no layout asks for: {_some(found - wanted)}")
+    if not problems:
+        pieces = [piece for array in expected.values() for piece in array.pieces()]
+        problems.extend(_metadata_problems(store, state_prefix, pieces))
+    return problems
+
+
+def metadata_problem(piece: Piece, data: bytes) -> str | None:
+    """What is wrong with a stored `zarr.json`: anything but what the layout says is refused."""
+    try:
+        found = json.loads(data) if len(data) <= MAX_METADATA_BYTES else None
+    except (ValueError, RecursionError):
+        found = None
+    if found == piece.metadata:
+        return None
+    return f"{piece.metadata_key} does not describe {piece.dtype}{list(piece.shape)} in chunks of {list(piece.chunk_shape)}"
+
+
+def _metadata_problems(store: Store, state_prefix: str, pieces: Sequence[Piece]) -> list[str]:
+    root = _open(store, state_prefix)
+    reading = [(piece, root.read(piece.metadata_key)) for piece in pieces]
+    found = []
+    for piece, future in reading:
+        result = _wait_reading(future, f"{piece.metadata_key} in {state_prefix}")
+        problem = metadata_problem(piece, bytes(result.value))
+        if problem:
+            found.append(problem)
+    return found[:SHOWN]
+
+
+def _open(store: Store, prefix: str) -> ts.KvStore:
+    return _wait_reading(ts.KvStore.open(database(store, prefix), context=store.context), f"database {prefix}")
+
+
+def _wait_reading(future: ts.Future[Any], what: str) -> Any:
+    try:
+        return future.result()
+    except (ValueError, OSError, NotImplementedError) as error:
+        raise read_error(error, what) from error
+
+
+def _some(keys: Iterable[str]) -> str:
+    shown = sorted(keys)
+    return ", ".join(shown[:SHOWN]) + (f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else "")

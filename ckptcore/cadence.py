@@ -1,0 +1,50 @@
+"""When to save, agreed: the interval's rule, and rank 0's announcements where it rests on a clock."""
+
+from __future__ import annotations
+
+from ckptcore.channel import Channel
+from ckptcore.clock import Clock
+from ckptcore.errors import CallError
+from ckptcore.schedule import Every
+
+DEFAULT = Every(seconds=600.0)
+ANNOUNCE_TIMEOUT = 600.0
+
+
+class Cadence:
+    """Answers `due` alike on every rank.
+
+    A rule by steps needs no talk. For a rule by seconds rank 0 measures, and announces the next
+    step to save at whenever a save begins, which every rank does at the same step.
+    """
+
+    def __init__(self, interval: int | Every | None, channel: Channel, clock: Clock) -> None:
+        if isinstance(interval, bool) or not isinstance(interval, int | Every | None):
+            raise CallError(f"interval={interval!r}: expected a number of steps, or Every(steps=…, seconds=…)")
+        self._rule = DEFAULT if interval is None else Every(steps=interval) if isinstance(interval, int) else interval
+        self._channel, self._clock = channel, clock
+        self._next: int | None = None
+        self._step = 0
+        self._since = clock.monotonic()
+
+    def begin(self, step: int) -> None:
+        """The loop starts at `step`: the time of a step is unknown, so a rule by seconds learns it from an early first save."""
+        self._step, self._since = step, self._clock.monotonic()
+        self._next = step + 1 if self._rule.is_measured else None
+
+    def due(self, step: int) -> bool:
+        """Whether to save after `step` completed updates."""
+        return self._rule.due(step) or (self._next is not None and step >= self._next)
+
+    def saved(self, step: int) -> None:
+        """A save of `step` has begun, on every rank: agree on the next one."""
+        if not self._rule.is_measured:
+            return
+        announcement = None
+        if self._channel.rank == 0:
+            now = self._clock.monotonic()
+            taken = max(step - self._step, 0)
+            announcement = str(self._rule.next_step(step, 0.0, (now - self._since) / taken if taken else 0.0)).encode()
+            self._step, self._since = step, now
+        received = self._channel.broadcast(announcement, timeout=ANNOUNCE_TIMEOUT, what="the step of the next save")
+        self._next = int(received)

@@ -1,0 +1,56 @@
+"""How the ranks of one job pass each other small messages.
+
+A channel is the framework's own (JAX's distributed client, torch's store). It is used in the
+main thread only, at start-up and where all ranks must agree; never by a commit. Every rank
+makes the same calls in the same order. Every wait has a deadline, so a dead rank is named
+and makes nobody hang.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ckptcore.errors import CallError
+
+
+class Channel(Protocol):
+    """Small messages between the ranks of one job (at most a few MiB each).
+
+    `timeout` is in seconds; `what` says in errors what is being exchanged. A wait that ends
+    without its messages raises `DeadlineExceeded`, which names the late ranks.
+    """
+
+    @property
+    def rank(self) -> int:
+        """This process's number, 0 to `size - 1`."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many processes the job has."""
+        ...
+
+    def broadcast(self, data: bytes | None, *, timeout: float, what: str) -> bytes:
+        """Rank 0's `data` on every rank. The other ranks pass None."""
+        ...
+
+    def gather(self, data: bytes, *, timeout: float, what: str) -> list[bytes]:
+        """Every rank's `data` on every rank, in rank order. Also serves as a barrier."""
+        ...
+
+
+class LocalChannel:
+    """The channel of a job of one process: rank 0 of 1. Nothing ever waits."""
+
+    rank = 0
+    size = 1
+
+    def broadcast(self, data: bytes | None, *, timeout: float, what: str) -> bytes:  # noqa: ARG002 -- nothing waits
+        """`data` itself. Raises `CallError` when rank 0 has none to give."""
+        if data is None:
+            raise CallError(f"{what}: rank 0 broadcasts without data")
+        return data
+
+    def gather(self, data: bytes, *, timeout: float, what: str) -> list[bytes]:  # noqa: ARG002
+        """`[data]`."""
+        return [data]

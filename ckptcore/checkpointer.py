@@ -1,0 +1,313 @@
+"""`Checkpointer`: what a training loop calls. The same for every framework; a backend does the rest.
+
+Rules that hold whatever happens: `save` returns when later steps cannot change what is saved;
+an error in the background is raised by `result()`, by the next `save` and by `close()`; all ranks
+resume from one checkpoint or none does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ckptcore import forks, guarantees, notes, snapshot
+from ckptcore.backend import Backend
+from ckptcore.cadence import Cadence
+from ckptcore.clock import Clock
+from ckptcore.errors import CallError, CheckpointError, NotFound, Preempted
+from ckptcore.events import Event, Listener, tell
+from ckptcore.guarantees import Derived
+from ckptcore.handle import SaveHandle
+from ckptcore.keep import Keep
+from ckptcore.ledger import Decided, manifest_of
+from ckptcore.match import Rename, Rules, cast_name
+from ckptcore.names import GenerationId
+from ckptcore.preemption import Preemption
+from ckptcore.records import Level, Manifest
+from ckptcore.resuming import Request, Resumer
+from ckptcore.saving import Saving
+from ckptcore.schedule import Every
+from ckptcore.session import Session
+from ckptcore.store import Storage, open_store
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a restore gave. `step` is the number of completed updates; `generation` is None for a fresh start.
+
+    `guarantee` is what the continuation can promise, `reason` why this checkpoint was chosen; both None for a fresh start.
+    """
+
+    step: int
+    components: Mapping[str, Any]
+    generation: GenerationId | None = None
+    guarantee: Level | None = None
+    reason: str | None = None
+    manifest: Manifest | None = None
+
+
+class Checkpointer:
+    """Saves and restores one run, on every rank of a job. Use it as a context manager.
+
+    `url`: a path, `file://`, `s3://`, `gs://`, `memory://`; the same on every rank.
+    `storage`: what a URL cannot say. `keep`: retention. `interval`: steps between saves, or `Every(...)`.
+    `require`: the least guarantee a save must give. `derived`: needs of the guarantee that are met inside another
+    component or by the step (`{"schedule": "optimizer", "rng": "step"}`). `start_from`: the URL of
+    a run whose weights a new run starts from, used only while this run has no commit of its own.
+    `on_preemption`: `"save"` saves at the step all ranks agree on and raises `Preempted`, `"ignore"` does nothing.
+    `coordinator_timeout`: seconds to wait for every rank's receipt. `max_staging_bytes`: bound of one snapshot.
+    `chunk_bytes`: the most bytes of one chunk; smaller ones suit other meshes better.
+    `on_event`: called with an `Event` for everything that happens, some of it in background threads.
+    """
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        backend: Backend,
+        watch: Callable[[], Preemption] | None = None,
+        storage: Storage | None = None,
+        keep: Keep | None = None,
+        interval: int | Every | None = None,
+        require: Level | None = None,
+        derived: Derived | None = None,
+        start_from: str | os.PathLike[str] | None = None,
+        on_preemption: Literal["save", "ignore"] = "save",
+        coordinator_timeout: float = 600.0,
+        max_staging_bytes: int | None = None,
+        chunk_bytes: int = 32 << 20,
+        on_event: Listener | None = None,
+    ) -> None:
+        if on_preemption not in ("save", "ignore"):
+            raise CallError(f"on_preemption={on_preemption!r}: expected 'save' or 'ignore'")
+        if require is not None:
+            guarantees.strength(require)
+        self._storage = storage or Storage()
+        self._store = open_store(url, self._storage)
+        self._backend, self._channel, self._clock = backend, backend.channel(), Clock()
+        self._keep, self._require, self._derived = keep, require, dict(derived or {})
+        self._timeout, self._limit, self._chunk_bytes = coordinator_timeout, max_staging_bytes, chunk_bytes
+        self._on_event = on_event
+        self._resumer = Resumer(
+            store=self._store,
+            storage=self._storage,
+            backend=backend,
+            channel=self._channel,
+            clock=self._clock,
+            start_from=start_from,
+            on_event=on_event,
+        )
+        self._cadence = Cadence(interval, self._channel, self._clock)
+        self._watch = watch() if watch is not None and on_preemption == "save" else None
+        self._preempted = self._closed = False
+        self._session: Session | None = None
+        self._handle: SaveHandle | None = None
+        self._latest: Decided | None = None
+        self._last_step = 0
+        self._attempts: dict[int, int] = {}
+
+    @property
+    def url(self) -> str:
+        """The run's canonical URL."""
+        return self._store.url
+
+    @property
+    def incarnation(self) -> int | None:
+        """This job's incarnation; None before the first restore or save."""
+        return self._session.incarnation.number if self._session else None
+
+    def restore_or_init(
+        self,
+        init: Callable[[], Mapping[str, Any]],
+        *,
+        like: Mapping[str, Any] | None = None,
+        accept_guarantee: Level | None = None,
+        remap: Mapping[int, int] | None = None,
+    ) -> Restored:
+        """Restore the run's head into `like`'s layout, or start fresh with `init()`.
+
+        `init` is called only when there is nothing to restore. A checkpoint that cannot keep its promise here
+        raises `GuaranteeError` unless `accept_guarantee` names the weaker one. `remap` gives, for rank-scoped
+        components, the old rank whose copy each new rank takes. All ranks call this alike.
+        """
+        restored = self._resume(Request(like=like, accept=accept_guarantee, remap=remap))
+        if restored is not None:
+            return restored
+        parent = self._opened().incarnation.run.parent
+        if parent is None:
+            return Restored(0, init())
+        step, components = forks.begin(parent, self._backend, self._storage, self._channel.rank, init, like)
+        self._last_step = step
+        return Restored(step, components, reason=f"forked from generation {parent.generation} of run {parent.run_id}")
+
+    def restore(
+        self,
+        *,
+        like: Mapping[str, Any] | None = None,
+        step: int | None = None,
+        components: str | Sequence[str] | None = None,
+        rename: Rename | None = None,
+        cast: Any = None,
+        missing: Literal["error", "keep"] = "error",
+        extra: Literal["error", "ignore"] = "error",
+        accept_guarantee: Level | None = None,
+        remap: Mapping[int, int] | None = None,
+    ) -> Restored:
+        """Restore the head, or the newest checkpoint of `step`, to go on training from it.
+
+        Without `like`, nested dicts and lists of host arrays. A new incarnation is claimed, so saves that follow
+        continue from what was restored. Raises `NotFound` when there is nothing to restore. To read without
+        going on, use `open_run`.
+        """
+        chosen = (components,) if isinstance(components, str) else tuple(components) if components is not None else None
+        rules = Rules(rename=rename, cast=cast_name(cast), missing=missing, extra=extra)
+        restored = self._resume(
+            Request(like=like, components=chosen, step=step, rules=rules, accept=accept_guarantee, remap=remap)
+        )
+        if restored is None:
+            raise NotFound(f"run {self.url} has no checkpoint yet")
+        return restored
+
+    def should_save(self, step: int) -> bool:
+        """Whether to save after `step` completed updates; the same answer on every rank. Call it at every step."""
+        if self._watch is not None and not self._preempted:
+            self._preempted = self._watch.reached(step)
+        return self._preempted or self._cadence.due(step)
+
+    def save(
+        self,
+        step: int,
+        components: Mapping[str, Any],
+        *,
+        guarantee: Level | None = None,
+        metrics: Mapping[str, float] | None = None,
+        metadata: Any = None,
+        unchanged: Sequence[str] = (),
+    ) -> SaveHandle:
+        """Take a snapshot of `components` after `step` completed updates, and save it in the background.
+
+        Returns when the snapshot is safe from later steps. Waits for the save before, and raises its error if
+        nobody has seen it. `guarantee="weights"` makes a save that no run resumes from. `unchanged` names components that
+        are as in the checkpoint before and are not written again. All ranks call this alike, with the same `step`.
+        After a preemption it waits for the commit and raises `Preempted`.
+        """
+        self.wait()
+        if self._closed:
+            raise CallError("this Checkpointer is closed")
+        session = self._opened()
+        self._check_step(step)
+        started = self._clock.monotonic()
+        order = snapshot.Order(
+            components=components,
+            derived=self._derived,
+            guarantee=guarantee,
+            require=self._require,
+            metadata=metadata,
+            unchanged=unchanged,
+            latest=self._latest,
+        )
+        prepared = snapshot.prepare(self._backend, session, order, chunk_bytes=self._chunk_bytes)
+        generation = self._next_generation(session, step)
+        shard = snapshot.stage(self._backend, session, prepared, generation, self._latest, limit=self._limit, clock=self._clock)
+        shard.phases["stage"] = int((self._clock.monotonic() - started) * 1e6)
+        self._tell("staged", generation)
+        saving = Saving(
+            store=self._store,
+            shard=shard,
+            timeout=self._timeout,
+            keep=self._keep,
+            metrics=metrics,
+            clock=self._clock,
+            on_event=self._on_event,
+        )
+        self._last_step = step
+        self._handle = handle = SaveHandle(generation, lambda: self._finish(saving))
+        self._cadence.saved(step)
+        if self._preempted:
+            handle.result()
+            raise Preempted(f"told to stop: step {step} is saved as {generation}")
+        return handle
+
+    def wait(self) -> None:
+        """Wait for the save in flight; raise its error unless it was seen. Nothing of a failed save stays behind."""
+        if self._handle is not None:
+            handle, self._handle = self._handle, None
+            error = handle.wait()
+            if error is not None:
+                raise error
+
+    def annotate(
+        self,
+        generation: GenerationId | str,
+        *,
+        metrics: Mapping[str, float] | None = None,
+        tags: Sequence[str] = (),
+        pin: str | None = None,
+    ) -> None:
+        """Note on a generation what was learned later. Call it on one rank; retention never takes tagged or pinned ones."""
+        known = GenerationId.parse(generation) if isinstance(generation, str) else generation
+        notes.annotate(self._store, self._opened().run_id, known, clock=self._clock, metrics=metrics, tags=tags, pin=pin)
+
+    def close(self) -> None:
+        """Wait for the save in flight and let go of signals. Raises a background error nobody has seen."""
+        if not self._closed:
+            self._closed = True
+            if self._watch is not None:
+                self._watch.close()
+        self.wait()
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _traceback: object) -> None:
+        try:
+            self.close()
+        except CheckpointError as late:
+            if error is None:
+                raise
+            error.add_note(f"(a save had failed too: {late})")
+
+    def _resume(self, request: Request) -> Restored | None:
+        self.wait()
+        session, resumed = self._resumer.resume(request)
+        self._begin(session, resumed.base if resumed else None)
+        if resumed is None:
+            return None
+        base, generation = session.incarnation.base, resumed.base.generation
+        self._tell("restored", generation, f"reason: {base.reason}")
+        return Restored(generation.step, resumed.components, generation, base.guarantee, base.reason, manifest_of(resumed.base))
+
+    def _opened(self) -> Session:
+        if self._session is None:
+            self._begin(self._resumer.open_fresh(), None)
+        return self._session  # pyright: ignore[reportReturnType]
+
+    def _begin(self, session: Session, base: Decided | None) -> None:
+        self._session, self._latest, self._attempts = session, base, {}
+        self._last_step = base.generation.step if base else 0
+        self._cadence.begin(self._last_step)
+
+    def _finish(self, saving: Saving) -> Manifest:
+        decided = saving.run()
+        manifest = manifest_of(decided)
+        if manifest.guarantee.level != "weights":
+            self._latest = decided
+        return manifest
+
+    def _next_generation(self, session: Session, step: int) -> GenerationId:
+        """The attempt counts layouts that were formed, so ranks that agree on those agree on it."""
+        attempt = self._attempts[step] = self._attempts.get(step, 0) + 1
+        return GenerationId(session.incarnation.number, step, attempt)
+
+    def _check_step(self, step: int) -> None:
+        if type(step) is not int:
+            raise CallError(f"step is {step!r} ({type(step).__name__}), expected an int: the number of completed updates")
+        if step < self._last_step:
+            raise CallError(
+                f"step {step} lies before step {self._last_step}, where this job is; restore the older checkpoint first"
+            )
+
+    def _tell(self, kind: Any, generation: GenerationId | None, message: str = "") -> None:
+        tell(self._on_event, Event(kind, self._channel.rank, generation, message))

@@ -1,0 +1,38 @@
+"""Time as the protocol sees it: wall time for records, deadlines and polling for waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+
+class Clock:
+    """The machine's clock. Simulations pass one of their own."""
+
+    def utc(self) -> str:
+        """Now, as records write it: `2026-01-31T12:00:00.000000Z`."""
+        return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+    def monotonic(self) -> float:
+        """Seconds on a clock that never goes back."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Let `seconds` pass."""
+        time.sleep(seconds)
+
+    def polls(self, timeout: float, *, first: float = 0.005, most: float = 0.5) -> Iterator[float]:
+        """Yield the seconds left, pausing longer and longer between turns, until `timeout` seconds have passed.
+
+        The first turn comes at once, the last one after the deadline, so that what arrives late is still seen.
+        """
+        deadline = self.monotonic() + timeout
+        pause = first
+        while True:
+            left = deadline - self.monotonic()
+            yield max(left, 0.0)
+            if left <= 0:
+                return
+            self.sleep(min(pause, left))
+            pause = min(pause * 1.5, most)

@@ -1,0 +1,188 @@
+"""The coordinator: wait for receipts, prove completeness, decide (spec: commit).
+
+Rank 0 of a job is its coordinator, and any process can take over: everything here reads and
+writes the store alone, every step is idempotent, and two coordinators derive the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from ckptcore import arrays, ledger, names, orbax_view, records
+from ckptcore.clock import Clock
+from ckptcore.digests import digest
+from ckptcore.errors import Damaged, DamageError, Superseded
+from ckptcore.events import Event, Listener, tell
+from ckptcore.ledger import Decided
+from ckptcore.names import GenerationId
+from ckptcore.proof import Evidence, Proven, Refuted, prove, show_ranks
+from ckptcore.store import Store
+
+WORKERS = 8
+DECISION_TIMEOUT = 120.0
+
+
+@dataclass(frozen=True)
+class Coordinator:
+    """Decides generations of one run on behalf of incarnation `incarnation`."""
+
+    store: Store
+    run_id: str
+    incarnation: int
+    clock: Clock = field(default_factory=Clock)
+    on_event: Listener | None = None
+
+    def commit(self, generation: GenerationId, participants: int, *, timeout: float) -> Decided:
+        """Wait up to `timeout` seconds for the receipts of all participants, then decide.
+
+        Returns the ledger's decision, commit or abort. Raises `Superseded`, or a `StoreError`
+        when the truth could not be found out; nothing is decided then.
+        """
+        receipts = self._wait(generation, participants, timeout)
+        if isinstance(receipts, Refuted):
+            return self.abort(generation, receipts)
+        self._tell("receipts-complete", generation)
+        return self.conclude(generation, receipts)
+
+    def conclude(self, generation: GenerationId, receipts: Mapping[int, bytes] | None = None) -> Decided:
+        """Decide from what the store holds now: commit what is proven, abort what is refuted."""
+        decided = ledger.read(self.store, self.run_id, generation)
+        if decided is not None:
+            return decided
+        found = self.examine(generation, receipts)
+        if isinstance(found, Refuted):
+            return self.abort(generation, found)
+        try:
+            problems = self.publish_derived(found)
+        except Damaged as error:
+            problems = [str(error)]
+        if problems:
+            return self.abort(generation, Refuted("; ".join(problems[:8])))
+        self._tell("proven", generation)
+        self.fence(generation)
+        decided = ledger.decide(self.store, found.manifest, clock=self.clock, timeout=DECISION_TIMEOUT)
+        self._tell("committed" if decided.committed else "aborted", generation)
+        return decided
+
+    def examine(self, generation: GenerationId, receipts: Mapping[int, bytes] | None = None) -> Proven | Refuted:
+        """Prove `generation` from its records and look at every file that they name. Writes nothing."""
+        if receipts is None:
+            receipts = self.receipts(generation)
+        found = prove(self.run_id, generation, self._evidence(generation, receipts))
+        if isinstance(found, Proven):
+            problems = self._file_problems(found)
+            if problems:
+                return Refuted("; ".join(problems[:8]))
+        return found
+
+    def abort(self, generation: GenerationId, refuted: Refuted) -> Decided:
+        """Put the abort record, unless something was decided already; return what was."""
+        self.fence(generation)
+        record = records.Abort(
+            run_id=self.run_id,
+            generation=str(generation),
+            decided=self.clock.utc(),
+            decided_by=self.incarnation,
+            reason=records.clip(refuted.reason),
+            missing=list(refuted.missing),
+        )
+        decided = ledger.decide(self.store, record, clock=self.clock, timeout=DECISION_TIMEOUT)
+        self._tell("committed" if decided.committed else "aborted", generation, refuted.reason)
+        return decided
+
+    def fence(self, generation: GenerationId) -> None:
+        """Raise `Superseded` if a newer incarnation has been claimed: it may be deciding this generation."""
+        if self.store.get(names.claim_key(self.incarnation + 1)) is not None:
+            raise Superseded(
+                f"incarnation {self.incarnation + 1} has been claimed, so incarnation {self.incarnation} may not decide {generation}:"
+                " another job runs on this run directory. Stop this one; what it had delivered completely is committed by the newer."
+            )
+
+    def receipts(self, generation: GenerationId) -> dict[int, bytes]:
+        """The receipts that are there now, by rank."""
+        found = {}
+        for name in self.store.children(names.receipts_prefix(generation)):
+            self._receive(generation, name, found)
+        return found
+
+    def publish_derived(self, proven: Proven) -> list[str]:
+        """Write index, roster, merged root and Orbax metadata; return what is wrong with the merged root."""
+        generation = proven.generation
+        for key, data in proven.objects.items():
+            if self.store.put_if_absent(key, data) != data:
+                return [f"{key} is content-addressed but holds other bytes"]
+        state = names.state_prefix(generation)
+        databases = [
+            names.database_prefix(generation, receipt.rank, receipt.database)
+            for receipt in proven.receipts
+            if receipt.database is not None
+        ]
+        arrays.merge(self.store, state, databases)
+        orbax_view.publish(self.store, state, proven.layouts)
+        return arrays.check_merged(self.store, state, proven.arrays)
+
+    def _wait(self, generation: GenerationId, participants: int, timeout: float) -> dict[int, bytes] | Refuted:
+        found: dict[int, bytes] = {}
+        for _ in self.clock.polls(timeout):
+            for name in self.store.children(names.receipts_prefix(generation)):
+                self._receive(generation, name, found)
+            # Receipts are canonical, and a quote inside of a string is escaped: this text is the field.
+            failed = any(b'"status":"failed"' in data for data in found.values())
+            if failed or len(found) >= participants:
+                return found
+        missing = tuple(rank for rank in range(participants) if rank not in found)
+        return Refuted(f"no receipt from {show_ranks(missing)} of {participants} within {timeout:g} s", missing)
+
+    def _receive(self, generation: GenerationId, name: str, found: dict[int, bytes]) -> None:
+        rank = names.parse_receipt_key(f"{names.receipts_prefix(generation)}{name}")
+        if rank is not None and rank not in found:
+            data = self.store.get(names.receipt_key(generation, rank))
+            if data is not None:
+                found[rank] = data
+
+    def _evidence(self, generation: GenerationId, receipts: Mapping[int, bytes]) -> Evidence:
+        layouts: dict[str, bytes] = {}
+        values: dict[int, bytes] = {}
+        references: dict[str, Decided] = {}
+        for rank, data in receipts.items():
+            try:
+                receipt = records.decode(data, records.Receipt, key=names.receipt_key(generation, rank))
+            except DamageError:
+                continue  # `prove` meets the same record and says what is wrong with it
+            if receipt.layout is not None and receipt.layout.digest not in layouts:
+                stored = self.store.get(names.layout_key(generation, receipt.layout.digest))
+                if stored is not None:
+                    layouts[receipt.layout.digest] = stored
+            if receipt.values is not None:
+                stored = self.store.get(names.values_key(generation, rank))
+                if stored is not None:
+                    values[rank] = stored
+            for component, source in (receipt.lead.references if receipt.lead else {}).items():
+                decided = ledger.read(self.store, self.run_id, GenerationId.parse(source))
+                if decided is not None and not ledger.is_retired(self.store, decided.generation):
+                    references[component] = decided
+        return Evidence(receipts, layouts, values, references)
+
+    def _file_problems(self, proven: Proven) -> list[str]:
+        """Look at every data file the receipts list: it is there, with its size, and small ones with their digest."""
+        wanted: list[tuple[str, int, str | None]] = []
+        for receipt in proven.receipts:
+            if receipt.database is not None:
+                prefix = names.database_prefix(proven.generation, receipt.rank, receipt.database)
+                wanted.extend((prefix + file.path, file.size, file.digest) for file in receipt.files)
+        with ThreadPoolExecutor(WORKERS) as pool:
+            return [problem for problem in pool.map(self._file_problem, wanted) if problem]
+
+    def _file_problem(self, wanted: tuple[str, int, str | None]) -> str | None:
+        key, size, expected = wanted
+        found = self.store.size(key)
+        if found != size:
+            return f"{key} is absent" if found is None else f"{key} has {found} bytes, its receipt says {size}"
+        if expected is not None and digest(self.store.get(key) or b"") != expected:
+            return f"{key} differs from its digest"
+        return None
+
+    def _tell(self, kind, generation: GenerationId, message: str = "") -> None:
+        tell(self.on_event, Event(kind, 0, generation, message))

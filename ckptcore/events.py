@@ -1,0 +1,61 @@
+"""What the library tells while it works: typed events for `on_event`, and one log line each."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ckptcore.names import GenerationId
+
+log = logging.getLogger("ckptcore")
+
+Kind = Literal[
+    "opened",
+    "staged",
+    "chunk-written",
+    "written",
+    "receipt",
+    "receipts-complete",
+    "proven",
+    "committed",
+    "aborted",
+    "failed",
+    "settled",
+    "restored",
+    "fallen-back",
+    "superseded",
+    "retired",
+    "collection-failed",
+]
+
+_LOUD = {"fallen-back", "superseded", "failed", "collection-failed", "aborted"}
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened. `generation` is the save or restore it belongs to; `detail` depends on `kind`."""
+
+    kind: Kind
+    rank: int
+    generation: GenerationId | None = None
+    message: str = ""
+    detail: dict[str, Any] = field(default_factory=dict)
+
+
+Listener = Callable[[Event], None]
+
+
+def tell(listener: Listener | None, event: Event) -> None:
+    """Log `event` and hand it to `listener`, in the calling thread. What the listener raises is raised."""
+    log.log(
+        logging.WARNING if event.kind in _LOUD else logging.DEBUG,
+        "%s generation=%s rank=%d %s",
+        event.kind,
+        event.generation,
+        event.rank,
+        event.message,
+    )
+    if listener is not None:
+        listener(event)

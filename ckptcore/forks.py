@@ -1,0 +1,124 @@
+"""New runs from old ones: forks and warm starts (spec: forks).
+
+A run's `run.json` names its parent, once. Until the run has a commit of its own it starts from
+there, so a restart before the first commit does the same thing again.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ckptcore import ledger, names, notes, records, restore
+from ckptcore.backend import Backend
+from ckptcore.clock import Clock
+from ckptcore.errors import CallError, Damaged, ForeignRecord, NotFound
+from ckptcore.history import History, read_run
+from ckptcore.ledger import Decided, manifest_of
+from ckptcore.match import Rules
+from ckptcore.names import GenerationId
+from ckptcore.reader import Checkpoint
+from ckptcore.store import Storage, Store, open_store
+
+
+def source(start_from: str | os.PathLike[str] | None, store: Store, storage: Storage, clock: Clock) -> records.Parent | None:
+    """The parent that a new run in `store` gets from `start_from`; None when there is none to set.
+
+    A run that exists keeps what it was created with. Raises `CallError` if that was without a
+    parent and it has no commit yet: it would silently start from scratch.
+    """
+    if start_from is None:
+        return None
+    if store.get(names.RUN) is not None:
+        history = History.load(store)
+        if history.run.parent is None and next(history.commits(), None) is None:
+            raise CallError(
+                f"run {store.url} was created without start_from and has no checkpoint; use a new URL to start from {start_from}"
+            )
+        return None
+    origin = open_store(start_from, storage)
+    history = History.load(origin)
+    head = history.head() or next(history.commits(), None)
+    if head is None:
+        raise NotFound(f"start_from: run {origin.url} has no checkpoint to start from")
+    return parent_record(origin, head, weights_of(head), clock=clock)
+
+
+def parent_record(origin: Store, decided: Decided, components: Sequence[str], *, clock: Clock) -> records.Parent:
+    """Describe a commit as the parent of a new run, and pin it in its own run so that retention spares it."""
+    manifest = manifest_of(decided)
+    unknown = [name for name in components if name not in manifest.components]
+    if unknown:
+        raise NotFound(
+            f"generation {decided.generation} of {origin.url} has no component {unknown[0]!r}; it has {sorted(manifest.components)}"
+        )
+    notes.write(origin, manifest.run_id, decided.generation, "pin", clock=clock, text="a run was forked from here")
+    return records.Parent(
+        run_id=manifest.run_id,
+        url=origin.url,
+        generation=str(decided.generation),
+        manifest=decided.digest,
+        components=list(components),
+    )
+
+
+def weights_of(decided: Decided) -> list[str]:
+    """The components of a commit that are parameters."""
+    manifest = manifest_of(decided)
+    declared = manifest.guarantee.derived.get("parameters")
+    found = [name for name, entry in manifest.components.items() if entry.kind == "parameters" or name == declared]
+    if not found:
+        raise NotFound(f"generation {decided.generation} has no component of parameters; fork it with the components named")
+    return found
+
+
+def begin(
+    parent: records.Parent,
+    backend: Backend,
+    storage: Storage,
+    rank: int,
+    init: Callable[[], Mapping[str, Any]],
+    like: Mapping[str, Any] | None,
+) -> tuple[int, Mapping[str, Any]]:
+    """The first state of a run that has a parent: `(step, components)`.
+
+    When the parent gives every component, the run goes on at its step and `init` is not called; else
+    `init` makes the state, the parent's components replace theirs, and the run begins at step 0.
+    """
+    checkpoint = open_parent(parent, storage)
+    complete = like is not None and set(like) <= set(parent.components)
+    state = dict(like) if complete and like is not None else dict(init())
+    given = {name: (like or state).get(name, state.get(name)) for name in parent.components if name in state}
+    absent = [name for name in parent.components if name not in state]
+    if absent:
+        raise CallError(f"the run starts from {parent.url}'s component {absent[0]!r}, but init() makes only {sorted(state)}")
+    target = backend.target(given)
+    same = checkpoint.manifest.topology.participants == backend.topology(()).participants
+    ranks = {n: rank if same else None for n, entry in checkpoint.manifest.components.items() if entry.scope == "rank"}
+    state.update(target.place(restore.find(checkpoint, target, rules=Rules(), ranks=ranks)))
+    return (checkpoint.generation.step if complete else 0), state
+
+
+def open_parent(parent: records.Parent, storage: Storage) -> Checkpoint:
+    """The parent's commit, checked against the digest that the child recorded."""
+    origin = open_store(parent.url, storage)
+    run = read_run(origin)
+    if run.run_id != parent.run_id:
+        raise ForeignRecord(f"{origin.url} holds run {run.run_id}, this run was made from {parent.run_id}")
+    decided = ledger.read(origin, run.run_id, GenerationId.parse(parent.generation))
+    if decided is None:
+        raise NotFound(f"{origin.url} has no generation {parent.generation} any more")
+    if decided.digest != parent.manifest:
+        raise Damaged(f"{names.ledger_key(decided.generation)} of {origin.url} is not the manifest this run was made from")
+    return Checkpoint(origin, decided)
+
+
+def create(store: Store, parent: records.Parent, *, clock: Clock) -> records.Run:
+    """Create the identity of a forked run. Raises `CallError` if there is a run already."""
+    run = records.Run(run_id=str(uuid.uuid4()), created=clock.utc(), parent=parent)
+    data = records.encode(run)
+    if store.put_if_absent(names.RUN, data) != data:
+        raise CallError(f"{store.url} holds a run already; fork to a new URL")
+    return run

@@ -1,0 +1,72 @@
+"""The handle of one save: its outcome, when it is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from threading import Thread
+
+from ckptcore.errors import DeadlineExceeded
+from ckptcore.names import GenerationId
+from ckptcore.records import Manifest
+
+
+class SaveHandle:
+    """A save whose snapshot is safe; the rest happens in the background.
+
+    `generation` is the save's ID. Whether it became a checkpoint is what `result` tells.
+    """
+
+    def __init__(self, generation: GenerationId, run: Callable[[], Manifest]) -> None:
+        self.generation = generation
+        self._future: Future[Manifest] = Future()
+        self._delivered = False
+        self._thread = Thread(target=self._work, args=(run,), name=f"ckpt-save-{generation}")
+        self._thread.start()
+
+    def result(self, timeout: float | None = None) -> Manifest:
+        """Wait for the decision and return the manifest of the committed checkpoint.
+
+        `timeout` is in seconds; without one the wait still ends, since every background wait has a deadline.
+        Raises `SaveAborted`, `SaveFailed`, `CommitUnknown` or `Superseded`; `DeadlineExceeded` when `timeout` passes first.
+        """
+        try:
+            manifest = self._future.result(timeout)
+        except FutureTimeout:
+            if self._future.done():
+                raise
+            raise DeadlineExceeded(
+                f"save {self.generation} is not decided after {timeout:g} s; it goes on, call result() again"
+            ) from None
+        except BaseException:
+            # Not when the wait itself was interrupted: then the outcome is still to be told.
+            self._delivered = self._future.done()
+            raise
+        self._delivered = True
+        return manifest
+
+    def done(self) -> bool:
+        """Whether the outcome is known."""
+        return self._future.done()
+
+    def add_done_callback(self, callback: Callable[[SaveHandle], None]) -> None:
+        """Call `callback(handle)` when the outcome is known, in the background thread or at once."""
+        self._future.add_done_callback(lambda _: callback(self))
+
+    def wait(self) -> BaseException | None:
+        """Wait for the end of the background work. Returns an error that nobody has been told of, once."""
+        self._thread.join()
+        error = self._future.exception()
+        if error is None or self._delivered:
+            return None
+        self._delivered = True
+        return error
+
+    def _work(self, run: Callable[[], Manifest]) -> None:
+        try:
+            manifest = run()
+        except BaseException as error:
+            self._future.set_exception(error)
+        else:
+            self._future.set_result(manifest)

@@ -1,0 +1,253 @@
+"""Incarnations: claim, settle, base (spec: opening a run for writing).
+
+An incarnation is one launch of the run's job. It is claimed once and only ever grows, so it is
+the fencing number: from the moment of a claim every older incarnation is superseded. The new
+one first settles what older ones left undecided, then records where it starts from.
+"""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ckptcore import ledger, names, notes, records
+from ckptcore.clock import Clock
+from ckptcore.coordinator import Coordinator
+from ckptcore.digests import digest
+from ckptcore.errors import Damaged, DamageError, InvalidRecord, NotFound, StoreUnavailable, Superseded, UnsupportedFormat
+from ckptcore.events import Event, Listener, tell
+from ckptcore.history import History
+from ckptcore.ledger import Decided
+from ckptcore.names import GenerationId
+from ckptcore.records import Level
+from ckptcore.store import Store
+
+MAX_CLAIM_RACES = 1000
+Reason = Literal["new", "newest", "rolled-forward", "fallen-back", "chosen"]
+
+
+@dataclass(frozen=True)
+class Incarnation:
+    """A claimed incarnation that has settled its predecessors and knows where it starts."""
+
+    run: records.Run
+    claim: records.Claim
+    base: records.Base
+
+    @property
+    def number(self) -> int:
+        """The fencing number."""
+        return self.claim.incarnation
+
+    @property
+    def base_generation(self) -> GenerationId | None:
+        """The generation to resume from, or None for a fresh start."""
+        return GenerationId.parse(self.base.generation) if self.base.generation else None
+
+
+@dataclass(frozen=True)
+class Opening:
+    """How a job opens its run for writing. One process does it and hands the result to the others."""
+
+    store: Store
+    topology: records.Topology
+    facts: records.StoreFacts
+    clock: Clock = field(default_factory=Clock)
+    on_event: Listener | None = None
+
+    def identify(self, parent: records.Parent | None = None) -> records.Run:
+        """Create the run's identity or read it. `parent` is recorded in a new one."""
+        data = self.store.get(names.RUN)
+        if data is None:
+            run = records.Run(run_id=str(uuid.uuid4()), created=self.clock.utc(), parent=parent)
+            data = self.store.put_if_absent(names.RUN, records.encode(run))
+        return records.decode(data, records.Run, key=names.RUN)
+
+    def open(
+        self,
+        run: records.Run,
+        *,
+        choose: Callable[[History], GenerationId] | None = None,
+        check: Callable[[Decided], None],
+        guarantee: Callable[[Decided], Level],
+    ) -> Incarnation:
+        """Claim, settle, choose the base and record it.
+
+        `choose` picks the base by hand (a rollback); otherwise it is the head, falling back past
+        what `check` refuses with a `DamageError`. `guarantee` says what a restore can keep.
+        Raises `Damaged` when there are commits but none is usable: a run is never silently begun anew.
+        """
+        while True:
+            claim = self.claim(run)
+            settled = self.settle(run, claim)
+            history = History.load(self.store)
+            decided, skipped = self._choose(history, choose(history) if choose else None, check)
+            level = guarantee(decided) if decided else None
+            base = self._record(claim, decided, level, _reason(decided, settled, skipped, choose is not None), settled, skipped)
+            if base is not None:
+                return Incarnation(run, claim, base)
+
+    def claim(self, run: records.Run) -> records.Claim:
+        """Claim the next incarnation; on a conflict, the one after it."""
+        number = self._newest_claimed()
+        for _ in range(MAX_CLAIM_RACES):
+            number += 1
+            claim = records.Claim(
+                run_id=run.run_id,
+                incarnation=number,
+                nonce=secrets.token_hex(8),
+                created=self.clock.utc(),
+                topology=self.topology,
+            )
+            data = records.encode(claim)
+            if self.store.put_if_absent(names.claim_key(number), data) == data:
+                return claim
+        raise StoreUnavailable(
+            f"{MAX_CLAIM_RACES} other jobs claimed an incarnation of {self.store.url} first; find out what starts them"
+        )
+
+    def _newest_claimed(self) -> int:
+        """The greatest claimed number, 0 for none.
+
+        A folder without its claim is what a killed process left. Its number is still free: to skip it would
+        leave a gap, and a fence looks at the next number only.
+        """
+        folders = self.store.children(names.INCARNATIONS)
+        listed = (names.parse_incarnation_key(f"{names.INCARNATIONS}{name}/claim.json") for name in folders)
+        numbers = sorted((parsed[0] for parsed in listed if parsed), reverse=True)
+        return next((number for number in numbers if self.store.size(names.claim_key(number)) is not None), 0)
+
+    def settle(self, run: records.Run, claim: records.Claim) -> list[records.Settled]:
+        """Decide every generation that older incarnations left undecided, oldest first.
+
+        What cannot be determined stops the start with the error that says why: nothing is thrown away.
+        """
+        coordinator = Coordinator(self.store, run.run_id, claim.incarnation, self.clock, self.on_event)
+        settled = []
+        for generation in undecided(self.store):
+            if generation.incarnation >= claim.incarnation:
+                continue
+            decided = coordinator.conclude(generation)
+            reason = decided.record.reason if isinstance(decided.record, records.Abort) else "complete and proven"
+            outcome = "commit" if decided.committed else "abort"
+            settled.append(records.Settled(generation=str(generation), decision=outcome, reason=records.clip(reason)))
+            tell(self.on_event, Event("settled", 0, generation, f"{outcome}: {reason}"))
+        return settled
+
+    def _choose(
+        self, history: History, choose: GenerationId | None, check: Callable[[Decided], None]
+    ) -> tuple[Decided | None, list[records.Skipped]]:
+        skipped: list[records.Skipped] = []
+        for generation in [choose] if choose else history.lineage():
+            obstacle = history.obstacle(generation)
+            decided = history.decided(generation)
+            if obstacle is None and decided is not None:
+                try:
+                    check(decided)
+                    return decided, skipped
+                except UnsupportedFormat:
+                    raise  # written by a newer release: to pass it over would lose what it holds
+                except DamageError as error:
+                    obstacle = str(error)
+                    if error.kind == "damaged":
+                        text = records.clip(obstacle)
+                        notes.write(self.store, history.run.run_id, generation, "damaged", clock=self.clock, text=text)
+                    if choose is not None:
+                        raise
+            if choose is not None:
+                raise NotFound(f"generation {generation} cannot be resumed from: {obstacle}")
+            skipped.append(records.Skipped(generation=str(generation), reason=records.clip(obstacle or "")))
+            tell(self.on_event, Event("fallen-back", 0, generation, f"passed over: {obstacle}"))
+        self._refuse_silent_start(history, skipped)
+        return None, skipped
+
+    def _refuse_silent_start(self, history: History, skipped: list[records.Skipped]) -> None:
+        lost = [item for item in skipped if not _never_a_checkpoint(history, GenerationId.parse(item.generation))]
+        if lost:
+            told = "; ".join(f"{item.generation}: {item.reason}" for item in lost[:5])
+            raise Damaged(
+                f"none of the run's {len(lost)} checkpoints can be resumed from ({told}). Nothing was changed."
+                " Restore one by hand, or start a new run at another URL."
+            )
+
+    def _record(
+        self,
+        claim: records.Claim,
+        decided: Decided | None,
+        level: Level | None,
+        reason: Reason,
+        settled: list[records.Settled],
+        skipped: list[records.Skipped],
+    ) -> records.Base | None:
+        """Put the base record; None when its generation was retired meanwhile, so that the caller claims anew."""
+        base = records.Base(
+            run_id=claim.run_id,
+            incarnation=claim.incarnation,
+            nonce=claim.nonce,
+            created=self.clock.utc(),
+            generation=str(decided.generation) if decided else None,
+            manifest=decided.digest if decided else None,
+            reason=reason,
+            guarantee=level,
+            settled=settled,
+            skipped=skipped,
+            store=self.facts,
+        )
+        key = names.base_key(claim.incarnation)
+        data = records.encode(base)
+        found = self.store.put_if_absent(key, data)
+        if found != data:
+            raise InvalidRecord(
+                f"{key} was written by somebody else (digest {digest(found)}); only the claim's owner may write it"
+            )
+        if decided is not None and ledger.is_retired(self.store, decided.generation):
+            return None
+        return base
+
+
+def undecided(store: Store) -> list[GenerationId]:
+    """Generations that have files but no decision, oldest first."""
+    decided = {generation for generation, retired in ledger.entries(store) if not retired}
+    return [generation for generation in stored(store) if generation not in decided]
+
+
+def stored(store: Store) -> list[GenerationId]:
+    """Every generation that has files, oldest first; foreign folders are passed over."""
+    found = []
+    for name in store.children(names.GENERATIONS):
+        try:
+            found.append(GenerationId.parse(name))
+        except InvalidRecord:
+            continue
+    return sorted(found)
+
+
+def check_current(store: Store, incarnation: int) -> None:
+    """Raise `Superseded` if a newer incarnation has been claimed."""
+    if store.get(names.claim_key(incarnation + 1)) is not None:
+        raise Superseded(
+            f"incarnation {incarnation + 1} of {store.url} has been claimed: another job runs on this run directory."
+            f" This job (incarnation {incarnation}) must stop; its saves can no longer become checkpoints."
+        )
+
+
+def _reason(decided: Decided | None, settled: list[records.Settled], skipped: list[records.Skipped], by_hand: bool) -> Reason:
+    if decided is None:
+        return "new"
+    if by_hand:
+        return "chosen"
+    if any(item.generation == str(decided.generation) for item in settled):
+        return "rolled-forward"
+    if any(not item.reason.startswith(("it was aborted", "it holds weights")) for item in skipped):
+        return "fallen-back"
+    return "newest"
+
+
+def _never_a_checkpoint(history: History, generation: GenerationId) -> bool:
+    decided = history.decided(generation)
+    if decided is None:
+        return False
+    return isinstance(decided.record, records.Abort) or decided.record.guarantee.level == "weights"

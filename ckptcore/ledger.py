@@ -1,0 +1,110 @@
+"""The ledger: one decision per generation, created once, never changed (spec: protocol, decision).
+
+The put-if-absent of the decision is the single linearization point of a save. Whoever comes
+second reads what was decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ckptcore import names, records
+from ckptcore.clock import Clock
+from ckptcore.digests import digest
+from ckptcore.errors import CommitUnknown, NotFound, ProtocolViolation, StoreUnavailable
+from ckptcore.names import GenerationId
+from ckptcore.store import Store
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A decision as it is stored: the record and the digest of its bytes."""
+
+    generation: GenerationId
+    record: records.Decision
+    digest: str
+
+    @property
+    def committed(self) -> bool:
+        """Whether the generation is a checkpoint."""
+        return isinstance(self.record, records.Manifest)
+
+
+def decode(generation: GenerationId, data: bytes, run_id: str) -> Decided:
+    """Decode and check a stored decision. Raises `DamageError`."""
+    key = names.ledger_key(generation)
+    record = records.decode_decision(data, key=key)
+    records.expect(key, run_id=(record.run_id, run_id), generation=(record.generation, str(generation)))
+    return Decided(generation, record, digest(data))
+
+
+def read(store: Store, run_id: str, generation: GenerationId) -> Decided | None:
+    """The decision about `generation`, or None while there is none."""
+    data = store.get(names.ledger_key(generation))
+    return None if data is None else decode(generation, data, run_id)
+
+
+def entries(store: Store) -> Iterator[tuple[GenerationId, bool]]:
+    """Every `(generation, is the retired record)` of the ledger; foreign files are passed over."""
+    for key in store.list(names.LEDGER):
+        parsed = names.parse_ledger_key(key)
+        if parsed is not None:
+            yield parsed
+
+
+def decide(store: Store, record: records.Decision, *, clock: Clock, timeout: float) -> Decided:
+    """Put `record` into the ledger if nothing is there, and return what is there.
+
+    An I/O error on this put may hide a success, so the same put is repeated until the store
+    answers. Raises `CommitUnknown` when it has not by `timeout` seconds, and
+    `ProtocolViolation` when another manifest of the same generation is there.
+    """
+    generation = GenerationId.parse(record.generation)
+    data = records.encode(record)
+    found = _insist(store, names.ledger_key(generation), data, clock, timeout)
+    if found == data:
+        return Decided(generation, record, digest(data))
+    other = decode(generation, found, record.run_id)
+    if other.committed and isinstance(record, records.Manifest):
+        raise ProtocolViolation(
+            f"{names.ledger_key(generation)} holds another manifest ({other.digest}) than the one derived from the stored receipts"
+            f" ({digest(data)}). Nothing was overwritten. Do not delete either; report this."
+        )
+    return other
+
+
+def retire(store: Store, decided: Decided, policy: str, *, clock: Clock) -> None:
+    """Say in the ledger that a commit may be deleted. Once said, it stays said."""
+    record = records.RetiredRecord(
+        run_id=decided.record.run_id,
+        generation=str(decided.generation),
+        manifest=decided.digest,
+        decided=clock.utc(),
+        policy=policy,
+    )
+    store.put_if_absent(names.retired_key(decided.generation), records.encode(record))
+
+
+def is_retired(store: Store, generation: GenerationId) -> bool:
+    """Whether the ledger says that `generation` may be deleted."""
+    return store.get(names.retired_key(generation)) is not None
+
+
+def _insist(store: Store, key: str, data: bytes, clock: Clock, timeout: float) -> bytes:
+    failure: StoreUnavailable | None = None
+    for _ in clock.polls(timeout, first=0.05, most=5.0):
+        try:
+            return store.put_if_absent(key, data)
+        except StoreUnavailable as error:
+            failure = error
+    raise CommitUnknown(
+        f"the store gave no answer about {key} for {timeout:g} s; it may have committed. Ask again later."
+    ) from failure
+
+
+def manifest_of(decided: Decided) -> records.Manifest:
+    """The manifest of a commit. Raises `NotFound` for an aborted generation."""
+    if not isinstance(decided.record, records.Manifest):
+        raise NotFound(f"generation {decided.generation} was aborted: {decided.record.reason}")
+    return decided.record

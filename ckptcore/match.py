@@ -1,0 +1,193 @@
+"""What a restore target wants against what a checkpoint has: pure (spec: reading, structure).
+
+Nothing is cast, missing or extra without a word: either everything fits, with the
+renaming, casts and omissions that the caller asked for, or an error lists every difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from ckptcore.backend import Wanted
+from ckptcore.errors import CallError, StructureMismatch
+from ckptcore.names import show_path
+from ckptcore.reader import StoredLeaf
+from ckptcore.records import ArrayLeaf
+
+Rename = Mapping[str, str] | Callable[[str], str]
+
+_SCALARS = {"bool": ("bool",), "int": ("int", "uint"), "float": ("float", "bfloat"), "complex": ("complex",)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What a restore may do beyond an exact match; every permission is the caller's.
+
+    `rename`: from the target's names to the checkpoint's; a mapping renames whole dotted prefixes.
+    `cast`: floating-point arrays take this dtype. `missing`: a leaf that the checkpoint lacks is an
+    error, or keeps what the target holds. `extra`: a leaf that the target lacks is an error, or is left out.
+    """
+
+    rename: Rename | None = None
+    cast: str | None = None
+    missing: Literal["error", "keep"] = "error"
+    extra: Literal["error", "ignore"] = "error"
+
+    def __post_init__(self) -> None:
+        if self.missing not in ("error", "keep"):
+            raise CallError(f"missing={self.missing!r}: expected 'error' or 'keep'")
+        if self.extra not in ("error", "ignore"):
+            raise CallError(f"extra={self.extra!r}: expected 'error' or 'ignore'")
+
+    def stored_name(self, name: str) -> str:
+        """The checkpoint's name of the target's leaf `name`."""
+        if self.rename is None:
+            return name
+        if not isinstance(self.rename, Mapping):
+            return self.rename(name)
+        for wanted in sorted(self.rename, key=len, reverse=True):
+            if name == wanted or name.startswith(wanted + "."):
+                return self.rename[wanted] + name[len(wanted) :]
+        return name
+
+    def dtype(self, stored: str) -> str:
+        """The dtype a stored array is restored to."""
+        return self.cast if self.cast is not None and is_floating(stored) else stored
+
+
+@dataclass
+class Match:
+    """`arrays` and `values` pair a wanted leaf with the stored one; `trees` with all stored leaves at and below its path."""
+
+    arrays: list[tuple[Wanted, StoredLeaf]] = field(default_factory=list)
+    values: list[tuple[Wanted, StoredLeaf]] = field(default_factory=list)
+    trees: list[tuple[Wanted, list[StoredLeaf]]] = field(default_factory=list)
+
+
+def cast_name(cast: Any) -> str | None:
+    """The name of a dtype given as a name, a numpy dtype or a scalar type. Raises `CallError` unless it is floating."""
+    if cast is None:
+        return None
+    name = cast if isinstance(cast, str) else np.dtype(cast).name
+    if not is_floating(name):
+        raise CallError(f"cast={name!r}: only floating-point arrays are cast, to a floating-point dtype")
+    return name
+
+
+def is_floating(dtype: str) -> bool:
+    """Whether a logical dtype is a real floating-point one."""
+    return dtype.startswith(("float", "bfloat"))
+
+
+def match(
+    wanted: Sequence[Wanted], stored: Mapping[str, StoredLeaf], value_of: Callable[[StoredLeaf], Any], rules: Rules, *, where: str
+) -> Match:
+    """Pair every wanted leaf with a stored one. `where` names the checkpoint in errors.
+
+    Raises `StructureMismatch` with all differences at once.
+    """
+    result = Match()
+    differences: list[str] = []
+    used: set[str] = set()
+    for leaf in wanted:
+        name = rules.stored_name(leaf.name)
+        if leaf.kind == "any":
+            below = [item for key, item in stored.items() if key == name or key.startswith(name + ".")]
+            used.update(item.name for item in below)
+            if below:
+                result.trees.append((leaf, below))
+            elif rules.missing == "error":
+                differences.append(f"{_show(leaf)}: not in the checkpoint")
+            continue
+        found = stored.get(name)
+        if found is None:
+            if rules.missing == "error":
+                renamed = "" if name == leaf.name else f" (looked for as {name!r})"
+                differences.append(f"{_show(leaf)}: not in the checkpoint{renamed}")
+            continue
+        used.add(name)
+        problem = _problem(leaf, found, value_of, rules)
+        if problem is not None:
+            differences.append(f"{_show(leaf)}: {problem}")
+        elif isinstance(found.record, ArrayLeaf):
+            result.arrays.append((leaf, found))
+        else:
+            result.values.append((leaf, found))
+    if rules.extra == "error":
+        unused = [item for key, item in stored.items() if key not in used]
+        differences.extend(
+            f"{show_path(item.component, item.record.path)}: in the checkpoint, not in the target" for item in unused
+        )
+    if differences:
+        raise StructureMismatch(
+            f"{where} does not fit the target; {len(differences)} differences"
+            " (rename=, cast=, components=, missing='keep' and extra='ignore' allow for some):",
+            differences,
+        )
+    return result
+
+
+def _problem(leaf: Wanted, found: StoredLeaf, value_of: Callable[[StoredLeaf], Any], rules: Rules) -> str | None:
+    if isinstance(found.record, ArrayLeaf):
+        return _array_problem(leaf, found.record, rules)
+    value = value_of(found)
+    if leaf.kind == "empty":
+        same = type(value) is type(leaf.value) and value == leaf.value
+        return None if same else f"the target is {leaf.value!r} there, the checkpoint {value!r}"
+    if leaf.kind == "value":
+        fits = leaf.scalar is None or _scalar_of(value) == leaf.scalar
+        return None if fits and not _is_empty(value) else f"the target holds {_scalar_or_type(leaf)}, the checkpoint {value!r}"
+    if leaf.shape == () and _array_scalar(leaf.dtype) is not None and _scalar_of(value) == _array_scalar(leaf.dtype):
+        return None
+    return f"the target is an array of {leaf.dtype}{list(leaf.shape or ())}, the checkpoint holds the value {value!r}"
+
+
+def _array_problem(leaf: Wanted, record: ArrayLeaf, rules: Rules) -> str | None:
+    dtype = rules.dtype(record.dtype)
+    stored = f"{record.dtype}{list(record.shape)}"
+    if leaf.kind == "empty":
+        return f"the target is {leaf.value!r} there, the checkpoint an array of {stored}"
+    if leaf.kind == "value":
+        fits = (
+            record.shape == ()
+            and leaf.scalar is not None
+            and record.prng_impl is None
+            and _array_scalar(record.dtype) == leaf.scalar
+        )
+        return None if fits else f"the target holds {_scalar_or_type(leaf)}, the checkpoint an array of {stored}"
+    problems = []
+    if record.prng_impl != leaf.prng_impl:
+        problems.append(f"random key implementation {record.prng_impl!r} in the checkpoint, {leaf.prng_impl!r} in the target")
+    if leaf.shape is not None and record.shape != leaf.shape:
+        problems.append(f"shape {list(record.shape)} in the checkpoint, {list(leaf.shape)} in the target")
+    if leaf.dtype is not None and dtype != leaf.dtype:
+        problems.append(f"dtype {dtype} in the checkpoint, {leaf.dtype} in the target (cast= casts floating-point arrays)")
+    return "; ".join(problems) or None
+
+
+def _scalar_of(value: Any) -> str | None:
+    return type(value).__name__ if type(value) in (bool, int, float, complex) else None
+
+
+def _array_scalar(dtype: str | None) -> str | None:
+    """The kind of Python number that a 0-d array of `dtype` holds."""
+    for scalar, starts in _SCALARS.items():
+        if dtype is not None and dtype.startswith(starts):
+            return scalar
+    return None
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, dict | list | tuple) and not value)
+
+
+def _scalar_or_type(leaf: Wanted) -> str:
+    return f"a Python {leaf.scalar or type(leaf.value).__name__}"
+
+
+def _show(leaf: Wanted) -> str:
+    return show_path(leaf.component, leaf.path)

@@ -1,0 +1,121 @@
+"""Notes: what is learned about a generation after its decision (spec: notes).
+
+Each note is an object of its own, put once. They never change what was committed; retention
+and the choice of the resume point read them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ckptcore import names, records, values
+from ckptcore.clock import Clock
+from ckptcore.digests import digest
+from ckptcore.errors import CallError, DamageError
+from ckptcore.events import log
+from ckptcore.names import GenerationId
+from ckptcore.records import Note
+from ckptcore.store import Store
+
+_ONCE = {"quarantine"}
+_CAUTIOUS = re.compile("quarantine|damaged|pin")
+
+
+def write(
+    store: Store, run_id: str, generation: GenerationId, kind: Any, *, clock: Clock, name: str | None = None, **fields: Any
+) -> Note:
+    """Write one note and return it as it is stored.
+
+    `name` overrides the file name; by default it is the kind for quarantine, and kind plus a content digest for the others.
+    """
+    note = Note(run_id=run_id, generation=str(generation), kind=kind, created=clock.utc(), **fields)
+    data = records.encode(note)
+    file_name = name or (kind if kind in _ONCE else f"{kind}-{digest(data).split(':')[1][:12]}")
+    key = names.note_key(generation, file_name)
+    return records.decode(store.put_if_absent(key, data), Note, key=key)
+
+
+def annotate(
+    store: Store,
+    run_id: str,
+    generation: GenerationId,
+    *,
+    clock: Clock,
+    metrics: Mapping[str, float] | None = None,
+    tags: Sequence[str] = (),
+    pin: str | None = None,
+) -> None:
+    """Add metrics (finite numbers by name), tags, and a pin with its reason."""
+    if metrics:
+        encoded = {name: _metric(name, value) for name, value in metrics.items()}
+        write(store, run_id, generation, "metrics", clock=clock, metrics=encoded)
+    for tag in tags:
+        try:
+            name = names.check_key(f"tag-{tag}")
+        except records.InvalidRecord as error:
+            raise CallError(f"tag {tag!r} must be letters, digits, '.', '_' or '-'") from error
+        write(store, run_id, generation, "tag", clock=clock, name=name, tag=tag)
+    if pin is not None:
+        write(store, run_id, generation, "pin", clock=clock, text=pin)
+
+
+def read(store: Store, run_id: str, generation: GenerationId) -> list[Note]:
+    """All notes on a generation, oldest first."""
+    return sorted(_load(store, run_id, store.list(names.notes_prefix(generation))), key=lambda note: note.created)
+
+
+def read_all(store: Store, run_id: str) -> dict[GenerationId, list[Note]]:
+    """All notes of the run by generation, oldest first: one listing."""
+    result: dict[GenerationId, list[Note]] = {}
+    for note in sorted(_load(store, run_id, store.list(names.NOTES)), key=lambda note: note.created):
+        result.setdefault(GenerationId.parse(note.generation), []).append(note)
+    return result
+
+
+def metrics(notes: Sequence[Note]) -> dict[str, float]:
+    """The newest value of every metric in `notes` (oldest first)."""
+    merged: dict[str, float] = {}
+    for note in notes:
+        for name, encoded in note.metrics.items():
+            merged[name] = float(values.decode(encoded, where=f"metric {name!r} of {note.generation}"))
+    return merged
+
+
+def has(notes: Sequence[Note], kind: str) -> bool:
+    """Whether there is a note of `kind`."""
+    return any(note.kind == kind for note in notes)
+
+
+def _metric(name: str, value: Any) -> Any:
+    try:
+        return values.encode(float(value), where=f"metric {name!r}")
+    except (TypeError, ValueError) as error:
+        raise CallError(f"metric {name!r} is {value!r}, expected a number") from error
+
+
+def _load(store: Store, run_id: str, keys: Iterable[str]) -> list[Note]:
+    found = []
+    for key in keys:
+        data = store.get(key) if key.endswith(".json") else None
+        if data is None:
+            continue
+        try:
+            note = records.decode(data, Note, key=key)
+            records.expect(key, run_id=(note.run_id, run_id), generation=(note.generation, key.split("/")[1]))
+        except DamageError as error:
+            log.warning("an unreadable note is passed over: %s", error)
+            note = _stand_in(key, run_id)
+        if note is not None:
+            found.append(note)
+    return found
+
+
+def _stand_in(key: str, run_id: str) -> Note | None:
+    """What an unreadable note counts as: its name still says what is at stake, and that must not be lost."""
+    _, generation, name = key.split("/")
+    kind = _CAUTIOUS.match(name)
+    if kind is None or names.parse_ledger_key(f"{names.LEDGER}{generation}.json") is None:
+        return None
+    return Note(run_id=run_id, generation=generation, kind=kind[0], created="0001-01-01T00:00:00Z", text="the note is unreadable")  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,394 @@
+"""The proof that a generation is complete, and the manifest that follows from it: pure (spec: commit).
+
+`prove` looks at nothing but the stored receipts and layouts, so two coordinators derive the same
+bytes. It either returns everything that a commit consists of, or says why there is no proof.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from ckptcore import guarantees, names, records
+from ckptcore.arrays import StoredArray
+from ckptcore.digests import component_digest, digest, leaf_digest, topology_digest, value_digest
+from ckptcore.errors import DamageError, InvalidRecord, UnsupportedFormat
+from ckptcore.geometry import tiling_problems
+from ckptcore.layout import ComponentFacts, grid_of
+from ckptcore.ledger import Decided
+from ckptcore.names import GenerationId
+from ckptcore.records import ArrayLeaf, Committed, Descriptor, IndexedLeaf, Layout, Receipt
+
+MAX_PROBLEMS = 12
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the store holds of one generation.
+
+    Receipts and values by rank, layouts by digest, and the commits referred to by component.
+    """
+
+    receipts: Mapping[int, bytes]
+    layouts: Mapping[str, bytes]
+    values: Mapping[int, bytes]
+    references: Mapping[str, Decided]
+
+
+@dataclass(frozen=True)
+class Refuted:
+    """The generation is proven incomplete or inconsistent."""
+
+    reason: str
+    missing: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Proven:
+    """A complete generation: its manifest, and what has to be there before the manifest is published."""
+
+    manifest: records.Manifest
+    objects: Mapping[str, bytes]
+    """Index files and roster, by key."""
+    arrays: Mapping[str, StoredArray]
+    """Every stored array, by stored name."""
+    layouts: Sequence[Layout]
+    receipts: Sequence[Receipt]
+    """In rank order."""
+
+    @property
+    def generation(self) -> GenerationId:
+        """The generation that is proven."""
+        return GenerationId.parse(self.manifest.generation)
+
+
+@dataclass
+class _Leaf:
+    """One leaf of the union of all layouts, and what the receipts say of it. `ranks` have it in their layout."""
+
+    component: str
+    record: ArrayLeaf | records.ValueLeaf
+    ranks: list[int]
+
+
+class _Problems(Exception):
+    """Collected reasons; stays inside of this module."""
+
+
+def prove(run_id: str, generation: GenerationId, evidence: Evidence) -> Proven | Refuted:
+    """Prove that `generation` is complete and consistent, or say why it is not."""
+    decoded: dict[int, Receipt] = {}
+    for rank, data in sorted(evidence.receipts.items()):
+        key = names.receipt_key(generation, rank)
+        try:
+            decoded[rank] = records.decode(data, Receipt, key=key)
+            records.expect(key, run_id=(decoded[rank].run_id, run_id), rank=(decoded[rank].rank, rank))
+        except UnsupportedFormat:
+            raise
+        except DamageError as error:
+            return Refuted(f"receipt of rank {rank} is unusable: {error}")
+    if not decoded:
+        return Refuted("no receipt was delivered")
+    failed = [f"rank {rank}: {receipt.reason}" for rank, receipt in decoded.items() if receipt.status == "failed"]
+    if failed:
+        return Refuted("a rank could not write its part. " + "; ".join(failed[:MAX_PROBLEMS]))
+    participants = min(receipt.participants for receipt in decoded.values())
+    missing = tuple(rank for rank in range(participants) if rank not in decoded)
+    if missing:
+        return Refuted(f"no receipt from {show_ranks(missing)} of {participants}", missing)
+    try:
+        return _Prover(generation, list(decoded.values()), evidence).proven()
+    except _Problems as problems:
+        return Refuted(str(problems))
+
+
+def show_ranks(ranks: Sequence[int]) -> str:
+    """`rank 7`, `ranks 0, 3, 4`, `ranks 0, 1, 2, … (1021 in all)`."""
+    shown = ", ".join(str(rank) for rank in ranks[:8])
+    more = f", … ({len(ranks)} in all)" if len(ranks) > 8 else ""
+    return f"rank{'s' if len(ranks) != 1 else ''} {shown}{more}"
+
+
+class _Prover:
+    """The steps of the proof over the receipts of all participants, in rank order."""
+
+    def __init__(self, generation: GenerationId, receipts: list[Receipt], evidence: Evidence) -> None:
+        self.generation = generation
+        self.receipts = receipts
+        self.evidence = evidence
+        self.lead = receipts[0].lead
+        self.problems: list[str] = []
+        self.layouts: dict[str, Layout] = {}
+        self.leaves: dict[str, _Leaf] = {}
+        self.components: dict[str, ComponentFacts] = {}
+
+    def proven(self) -> Proven:
+        """Run every check; raise `_Problems` with all that was found, else derive the commit."""
+        self._check_identity()
+        self._raise()
+        self._load_layouts()
+        self._raise()
+        self._unite()
+        self._raise()
+        indexed, arrays = self._index()
+        self._check_shared()
+        self._check_values()
+        self._check_references()
+        self._check_guarantee()
+        self._raise()
+        return self._derive(indexed, arrays)
+
+    def _raise(self) -> None:
+        if self.problems:
+            more = len(self.problems) - MAX_PROBLEMS
+            raise _Problems("; ".join(self.problems[:MAX_PROBLEMS]) + (f"; and {more} more" if more > 0 else ""))
+
+    def _check_identity(self) -> None:
+        first = self.receipts[0]
+        if first.generation != str(self.generation):
+            self.problems.append(f"rank 0's receipt is of generation {first.generation}")
+        for field in ("generation", "incarnation", "claim", "step", "participants", "topology", "guarantee", "requires"):
+            differing = [r.rank for r in self.receipts if getattr(r, field) != getattr(first, field)]
+            if differing:
+                self.problems.append(f"{show_ranks(differing)} and rank 0 disagree on `{field}`")
+        if self.lead is not None and topology_digest(self.lead.topology) != first.topology:
+            self.problems.append("rank 0's topology differs from its digest")
+        if self.lead is not None and self.lead.topology.participants != first.participants:
+            self.problems.append(
+                f"the topology has {self.lead.topology.participants} participants, the receipts {first.participants}"
+            )
+
+    def _load_layouts(self) -> None:
+        for receipt in self.receipts:
+            descriptor = _present(receipt.layout)
+            if descriptor.digest in self.layouts:
+                continue
+            data = self.evidence.layouts.get(descriptor.digest)
+            if descriptor.key != names.layout_key(self.generation, descriptor.digest):
+                self.problems.append(f"rank {receipt.rank}'s layout has the foreign key {descriptor.key}")
+            elif data is None or len(data) != descriptor.size or digest(data) != descriptor.digest:
+                self.problems.append(f"layout {descriptor.key} of rank {receipt.rank} is absent or differs from its digest")
+            else:
+                self._load_layout(descriptor, data)
+
+    def _load_layout(self, descriptor: Descriptor, data: bytes) -> None:
+        try:
+            self.layouts[descriptor.digest] = records.decode(data, Layout, key=descriptor.key)
+        except UnsupportedFormat:
+            raise
+        except DamageError as error:
+            self.problems.append(str(error))
+
+    def _unite(self) -> None:
+        for receipt in self.receipts:
+            layout = self.layouts[_present(receipt.layout).digest]
+            for component, table in layout.components.items():
+                facts = ComponentFacts(kind=table.kind, scope=table.scope)
+                if self.components.setdefault(component, facts) != facts:
+                    self.problems.append(
+                        f"rank {receipt.rank} sees component {component!r} as {table.kind}, {table.scope}; other ranks do not"
+                    )
+                for record in table.leaves:
+                    name = record.name if table.scope == "global" else names.rank_array_name(receipt.rank, record.name)
+                    known = self.leaves.setdefault(name, _Leaf(component, record, []))
+                    known.ranks.append(receipt.rank)
+                    if known.record is not record and not _same(known.record, record):
+                        self.problems.append(
+                            f"rank {receipt.rank} and rank {known.ranks[0]} see leaf {name!r} with another type, shape or grid"
+                        )
+
+    def _index(self) -> tuple[dict[str, IndexedLeaf], dict[str, StoredArray]]:
+        written = self._written()
+        indexed: dict[str, IndexedLeaf] = {}
+        arrays: dict[str, StoredArray] = {}
+        for name, leaf in self.leaves.items():
+            if isinstance(leaf.record, records.ValueLeaf):
+                value = self._stated(leaf, "values").get(leaf.ranks[0])
+                keeper = self.receipts[leaf.ranks[0]]
+                if value is None or keeper.values is None:
+                    self.problems.append(f"rank {keeper.rank} gives no digest of the value {name!r}, or no values at all")
+                elif keeper.rank != 0 and self.components[leaf.component].scope == "global":
+                    self.problems.append(f"the value {name!r} is one for all ranks, but rank 0, which stores those, does not have it")
+                else:
+                    indexed[name] = IndexedLeaf(digest=value)
+            elif leaf.record.alias is None:
+                grid = grid_of(leaf.record)
+                owners = written.pop(name, {})
+                tiling = tiling_problems(grid.size, {cell: [rank for rank, _ in by] for cell, by in owners.items()})
+                self.problems.extend(f"array {name!r}: {problem}" for problem in tiling)
+                if not tiling:
+                    chunks = [owners[cell][0][1] for cell in range(grid.size)]
+                    indexed[name] = IndexedLeaf(
+                        digest=leaf_digest(leaf.record.dtype, leaf.record.shape, grid, chunks), chunks=chunks
+                    )
+                    arrays[name] = StoredArray(name=name, dtype=leaf.record.stored_dtype, shape=leaf.record.shape, grid=grid)
+        self.problems.extend(f"a receipt lists chunks of {name!r}, which no layout has" for name in written)
+        for name, leaf in self.leaves.items():
+            if isinstance(leaf.record, ArrayLeaf) and leaf.record.alias is not None:
+                target = name[: len(name) - len(leaf.record.name)] + leaf.record.alias
+                if target in indexed:
+                    indexed[name] = IndexedLeaf(digest=indexed[target].digest)
+        return indexed, arrays
+
+    def _written(self) -> dict[str, dict[int, list[tuple[int, str]]]]:
+        """Stored name → chunk index → (rank, digest) of everyone who wrote it."""
+        found: dict[str, dict[int, list[tuple[int, str]]]] = defaultdict(lambda: defaultdict(list))
+        for receipt in self.receipts:
+            for component, part in receipt.components.items():
+                ranked = component in self.components and self.components[component].scope == "rank"
+                for name, chunks in part.chunks.items():
+                    stored = found[names.rank_array_name(receipt.rank, name) if ranked else name]
+                    for cell, chunk in chunks:
+                        stored[cell].append((receipt.rank, chunk))
+        return found
+
+    def _stated(self, leaf: _Leaf, what: str) -> dict[int, str]:
+        """The digest of a leaf's value (`values`) or whole (`replicas`) as each rank that states one sees it."""
+        stated = {}
+        for rank in leaf.ranks:
+            part = self.receipts[rank].components.get(leaf.component)
+            if part is not None and leaf.record.name in getattr(part, what):
+                stated[rank] = getattr(part, what)[leaf.record.name]
+        return stated
+
+    def _check_shared(self) -> None:
+        """Values and replicated host arrays must be equal on all ranks that state them."""
+        for name, leaf in self.leaves.items():
+            if self.components[leaf.component].scope == "rank":
+                continue
+            stated = self._stated(leaf, "values" if isinstance(leaf.record, records.ValueLeaf) else "replicas")
+            first = next(iter(stated), None)
+            differing = [rank for rank, value in stated.items() if first is not None and value != stated[first]]
+            if differing:
+                self.problems.append(
+                    f"{name!r} differs between rank {first} and {show_ranks(differing)} though it counts as replicated:"
+                    f" wrap component {leaf.component!r} in PerRank (each rank its own) or RankZero (rank 0's copy counts)"
+                )
+
+    def _check_values(self) -> None:
+        """Every JSON leaf is stored where a reader looks: by its own rank, or by the lowest that has it."""
+        stored = {rank: self._values_of(rank) for rank in sorted({leaf.ranks[0] for leaf in self.leaves.values()})}
+        for name, leaf in self.leaves.items():
+            if isinstance(leaf.record, records.ValueLeaf):
+                record, rank = stored[leaf.ranks[0]], leaf.ranks[0]
+                section = {} if record is None else record.own if self.components[leaf.component].scope == "rank" else record.shared
+                stated = self._stated(leaf, "values").get(rank)
+                kept = section.get(leaf.component, {})
+                if leaf.record.name not in kept or value_digest(kept[leaf.record.name]) != stated:
+                    self.problems.append(f"rank {rank}'s values lack {name!r} as its receipt states it")
+
+    def _values_of(self, rank: int) -> records.Values | None:
+        descriptor, data = self.receipts[rank].values, self.evidence.values.get(rank)
+        if descriptor is None:
+            return None
+        if descriptor.key != names.values_key(self.generation, rank):
+            self.problems.append(f"rank {rank}'s values have the foreign key {descriptor.key}")
+        elif data is None or len(data) != descriptor.size or digest(data) != descriptor.digest:
+            self.problems.append(f"{descriptor.key} is absent or differs from its digest")
+        else:
+            try:
+                return records.decode(data, records.Values, key=descriptor.key)
+            except InvalidRecord as error:
+                self.problems.append(str(error))
+        return None
+
+    def _check_references(self) -> None:
+        for component in self.lead.references if self.lead else {}:
+            source = self.evidence.references.get(component)
+            if component in self.components:
+                self.problems.append(f"component {component!r} is both written and declared unchanged")
+            elif source is None or not isinstance(source.record, records.Manifest) or component not in source.record.components:
+                self.problems.append(f"component {component!r} is declared unchanged, but its source has no such commit")
+
+    def _check_guarantee(self) -> None:
+        guarantee = _present(self.receipts[0].guarantee)
+        derived: dict[str, str | guarantees.Approximate] = dict(guarantee.derived)
+        if guarantee.replay_samples is not None:
+            derived["data"] = guarantees.Approximate(guarantee.replay_samples)
+        unmet = guarantees.missing_for(guarantee.level, {**self.components, **self._referenced_facts()}, derived)
+        self.problems.extend(f"guarantee {guarantee.level!r}: {need}" for need in unmet)
+
+    def _referenced_facts(self) -> dict[str, ComponentFacts]:
+        return {name: ComponentFacts(kind=entry.kind, scope=entry.scope) for name, entry in self._referenced().items()}
+
+    def _referenced(self) -> dict[str, Committed]:
+        entries = {}
+        for component, generation in (self.lead.references if self.lead else {}).items():
+            source = self.evidence.references.get(component)
+            if source is not None and isinstance(source.record, records.Manifest) and component in source.record.components:
+                entry = source.record.components[component]
+                entries[component] = entry if entry.source else msgspec.structs.replace(entry, source=generation)
+        return entries
+
+    def _derive(self, indexed: Mapping[str, IndexedLeaf], arrays: Mapping[str, StoredArray]) -> Proven:
+        lead, first = _present(self.lead), self.receipts[0]
+        objects: dict[str, bytes] = {}
+        committed: dict[str, Committed] = dict(self._referenced())
+        for component, facts in self.components.items():
+            leaves = {name: indexed[name] for name, leaf in self.leaves.items() if leaf.component == component}
+            index = records.Index(component=component, leaves=leaves)
+            committed[component] = Committed(
+                kind=facts.kind,
+                scope=facts.scope,
+                leaves=len(leaves),
+                bytes=sum(r.components[component].bytes for r in self.receipts if component in r.components),
+                digest=component_digest(component, {name: leaf.digest for name, leaf in leaves.items()}),
+                index=_describe(records.encode(index), lambda d, c=component: names.index_key(self.generation, c, d), objects),
+            )
+        manifest = records.Manifest(
+            requires=first.requires,
+            run_id=first.run_id,
+            generation=first.generation,
+            incarnation=first.incarnation,
+            claim=first.claim,
+            step=first.step,
+            parent=lead.parent,
+            parent_manifest=lead.parent_manifest,
+            guarantee=_present(first.guarantee),
+            topology=lead.topology,
+            components=committed,
+            roster=_describe(records.encode(self._roster()), lambda d: names.roster_key(self.generation, d), objects),
+            captured=lead.captured,
+            versions=lead.versions,
+            metadata=lead.metadata,
+        )
+        return Proven(manifest, objects, arrays, list(self.layouts.values()), self.receipts)
+
+    def _roster(self) -> records.Roster:
+        ranks = []
+        for receipt in self.receipts:
+            data = self.evidence.receipts[receipt.rank]
+            stored = Descriptor(key=names.receipt_key(self.generation, receipt.rank), size=len(data), digest=digest(data))
+            layout = _present(receipt.layout).digest
+            ranks.append(
+                records.Delivered(
+                    rank=receipt.rank, receipt=stored, layout=layout, values=receipt.values, database=receipt.database
+                )
+            )
+        layouts = {_present(receipt.layout).digest: _present(receipt.layout) for receipt in self.receipts}
+        return records.Roster(generation=str(self.generation), ranks=ranks, layouts=list(layouts.values()))
+
+
+def _present(value: T | None) -> T:
+    if value is None:
+        raise _Problems("a receipt lacks a field that a complete receipt has")
+    return value
+
+
+def _describe(data: bytes, key_of: Callable[[str], str], objects: dict[str, bytes]) -> Descriptor:
+    value = digest(data)
+    objects[key_of(value)] = data
+    return Descriptor(key=key_of(value), size=len(data), digest=value)
+
+
+def _same(one: object, other: object) -> bool:
+    """Whether two ranks' records of a leaf agree in all that reading needs (the sharding text is for people)."""
+    if isinstance(one, ArrayLeaf) and isinstance(other, ArrayLeaf):
+        blank = {"sharding": None, "memory_kind": None}
+        return msgspec.structs.replace(one, **blank) == msgspec.structs.replace(other, **blank)
+    return one == other

@@ -1,0 +1,184 @@
+"""Resuming: open a run for writing and restore its base, on all ranks or on none (spec: opening, hand-over)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from ckptcore import forks, guarantees, notes, records, restore
+from ckptcore.backend import Backend, Target
+from ckptcore.channel import Channel
+from ckptcore.clock import Clock
+from ckptcore.errors import CallError, CheckpointError, ForkRequired, NotFound
+from ckptcore.events import Event, Listener, tell
+from ckptcore.history import History
+from ckptcore.incarnations import Incarnation, Opening
+from ckptcore.ledger import Decided, manifest_of
+from ckptcore.match import Rules
+from ckptcore.names import GenerationId
+from ckptcore.probe import probe
+from ckptcore.reader import Checkpoint
+from ckptcore.records import Level, Manifest
+from ckptcore.session import Session, agree, is_damage, open_session
+from ckptcore.store import Storage, Store
+from ckptcore.verify import check_whole
+
+AGREEMENT_TIMEOUT = 3600.0
+"""Seconds that ranks wait for each other's restore: the slowest may read for long."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One restore as the caller asked for it.
+
+    `components` limits it; `accept` is the weakest guarantee the caller puts up with; `remap` gives the old rank
+    whose rank-scoped state each new rank takes.
+    """
+
+    like: Mapping[str, Any] | None = None
+    components: tuple[str, ...] | None = None
+    step: int | None = None
+    rules: Rules = Rules()
+    accept: Level | None = None
+    remap: Mapping[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """The base an incarnation starts from, and the components restored from it."""
+
+    base: Decided
+    components: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resumer:
+    """Opens a run, and restores it, for one rank of a job."""
+
+    store: Store
+    storage: Storage
+    backend: Backend
+    channel: Channel
+    clock: Clock
+    start_from: str | os.PathLike[str] | None
+    on_event: Listener | None
+
+    def open_fresh(self) -> Session:
+        """Open a run that has nothing to resume from. Raises `CallError` when it has."""
+        return open_session(self.store, self.channel, partial(self._claim, None, None))
+
+    def resume(self, request: Request) -> tuple[Session, Resumed | None]:
+        """Open the run and restore its base; None for the second when there is nothing to restore.
+
+        When any rank meets damage, every rank leaves that checkpoint: the run is opened again and the next one tried.
+        """
+        target = self._target(request)
+        claim = partial(self._claim, request, target)
+        while True:
+            session = open_session(self.store, self.channel, claim)
+            base, found, error = None, None, None
+            try:
+                base = session.base()
+                found = None if base is None else self._read(base, target, request)
+            except CheckpointError as caught:
+                error = caught
+            failure = agree(self.channel, error, timeout=AGREEMENT_TIMEOUT, what="whether every rank has restored")
+            if failure is None:
+                return session, None if base is None or found is None else Resumed(base, self._placed(target, found))
+            left = session.incarnation.base_generation
+            if left is None or request.step is not None or not is_damage(failure):
+                raise failure
+            tell(self.on_event, Event("fallen-back", self.channel.rank, left, f"every rank leaves it: {failure}"))
+            claim = partial(self._claim, request, target, (left, failure))
+
+    def _target(self, request: Request) -> Target | None:
+        if request.like is None:
+            return None
+        absent = [name for name in request.components or () if name not in request.like]
+        if absent:
+            raise CallError(f"components names {absent[0]!r}, which `like` lacks; it has {sorted(request.like)}")
+        return self.backend.target({name: request.like[name] for name in request.components or request.like})
+
+    def _read(self, base: Decided, target: Target | None, request: Request) -> Mapping[str, Any]:
+        checkpoint = Checkpoint(self.store, base)
+        ranks = self._ranks(checkpoint.manifest, request)
+        if target is not None:
+            return restore.find(checkpoint, target, rules=request.rules, ranks=ranks)
+        return restore.host(checkpoint, _wanted(checkpoint.manifest, None, request), rules=request.rules, ranks=ranks)
+
+    def _placed(self, target: Target | None, found: Mapping[str, Any]) -> Mapping[str, Any]:
+        return found if target is None else target.place(found)
+
+    def _ranks(self, manifest: Manifest, request: Request) -> dict[str, int | None]:
+        """Whose copy of each rank-scoped component this rank takes; None where it has to do without."""
+        rank = self.channel.rank
+        source: int | None = rank if manifest.topology.participants == self.channel.size else None
+        if request.remap is not None:
+            source = request.remap.get(rank)
+        return {name: source for name, entry in manifest.components.items() if entry.scope == "rank"}
+
+    def _keepable(self, decided: Decided, target: Target | None, request: Request | None) -> Level:
+        """The guarantee that this restore can keep. Raises unless it is the saved one or the caller accepts it."""
+        if request is None:
+            raise CallError(
+                f"run {self.store.url} has checkpoints (the resume point is {decided.generation}), but this job has restored none:"
+                " call restore_or_init() first, or use a new URL"
+            )
+        manifest = manifest_of(decided)
+        ranks = self._ranks(manifest, request)
+        restored = [name for name in _wanted(manifest, target, request) if ranks.get(name, 0) is not None]
+        topology = self.backend.topology(target.meshes if target else ())
+        level, reasons = guarantees.keepable(
+            manifest.guarantee, manifest.topology, topology, manifest.components, restored, remapped=request.remap is not None
+        )
+        if level == "weights":
+            raise ForkRequired(
+                "this would restore no more than the weights, and that is a new run, not a continuation: "
+                + "; ".join(reasons)
+                + f". Start a new run with Checkpointer(new_url, start_from={self.store.url!r}), or open_run(...).fork(new_url)."
+            )
+        return guarantees.accept(level, manifest.guarantee, request.accept, reasons=reasons)
+
+    def _claim(
+        self, request: Request | None, target: Target | None, left: tuple[GenerationId, CheckpointError] | None = None
+    ) -> Incarnation:
+        """Rank 0's part of opening. `left` is what the ranks could not restore, and why: it is marked as damaged."""
+        step = request.step if request else None
+        facts = probe(self.store, single_writer=self.storage.single_writer)
+        opening = Opening(self.store, self.backend.topology(()), facts, self.clock, self.on_event)
+        run = opening.identify(forks.source(self.start_from, self.store, self.storage, self.clock))
+        if left is not None:
+            notes.write(self.store, run.run_id, left[0], "damaged", clock=self.clock, text=records.clip(str(left[1])))
+        incarnation = opening.open(
+            run,
+            choose=None if step is None else (lambda history: _of_step(history, step)),
+            check=lambda decided: check_whole(Checkpoint(self.store, decided)),
+            guarantee=lambda decided: self._keepable(decided, target, request),
+        )
+        message = f"incarnation {incarnation.number}, base: {incarnation.base.reason}"
+        tell(self.on_event, Event("opened", 0, incarnation.base_generation, message))
+        return incarnation
+
+
+def _wanted(manifest: Manifest, target: Target | None, request: Request) -> list[str]:
+    """The checkpoint's components that a restore reads, by the checkpoint's names."""
+    if target is None:
+        return list(request.components or manifest.components)
+    return list(dict.fromkeys(request.rules.stored_name(name).split(".")[0] for name in target.components))
+
+
+def _of_step(history: History, step: int) -> GenerationId:
+    commits = [decided for decided in history.commits() if decided.generation.step == step]
+    resumable = [decided.generation for decided in commits if manifest_of(decided).guarantee.level != "weights"]
+    if resumable:
+        return next((generation for generation in resumable if history.obstacle(generation) is None), resumable[0])
+    if commits:
+        raise ForkRequired(
+            f"the checkpoint of step {step} holds weights only, and that is a new run, not a continuation:"
+            f" Checkpointer(new_url, start_from=…) or open_run({history.store.url!r}).fork(new_url, step={step})"
+        )
+    steps = sorted({decided.generation.step for decided in history.commits()})
+    raise NotFound(f"run {history.store.url} has no checkpoint of step {step}; it has steps {steps[-20:]}")

@@ -1,0 +1,142 @@
+"""Retention: retire what the policy does not keep, and collect what nothing needs (spec: retention).
+
+Every step is idempotent, and a killed collection is finished by the next. The order matters:
+the word in the ledger first, then a look at what pins the generation, and only then its data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ckptcore import keep as policies
+from ckptcore import ledger, names, notes
+from ckptcore.clock import Clock
+from ckptcore.coordinator import Coordinator
+from ckptcore.errors import Damaged
+from ckptcore.events import Event, Listener, tell
+from ckptcore.history import History, read_base
+from ckptcore.incarnations import stored, undecided
+from ckptcore.ledger import manifest_of
+from ckptcore.names import GenerationId
+from ckptcore.proof import Refuted
+from ckptcore.store import Store
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What one collection did, or with `dry_run` would do."""
+
+    retired: tuple[GenerationId, ...] = ()
+    aborted: tuple[GenerationId, ...] = ()
+    deleted: tuple[GenerationId, ...] = ()
+
+
+@dataclass(frozen=True)
+class Collector:
+    """Collects one run. `incarnation` is the collector's own, None for a command beside the job."""
+
+    store: Store
+    incarnation: int | None = None
+    clock: Clock = field(default_factory=Clock)
+    on_event: Listener | None = None
+
+    def collect(self, keep: policies.Keep | None, *, dry_run: bool = False) -> Collected:
+        """Retire by `keep` (None: retire nothing), then delete the data of everything decided that needs none.
+
+        Raises `Damaged`, having done nothing, when a ledger record is unreadable: it may need what would be deleted.
+        """
+        history = History.load(self.store)
+        _check_readable(history)
+        retired = list(self._retire(history, keep, dry_run)) if keep is not None else []
+        aborted = list(self._abort(history, dry_run))
+        deleted = list(self._delete(set(retired) if dry_run else set(), set(aborted) if dry_run else set(), dry_run))
+        return Collected(tuple(retired), tuple(aborted), tuple(deleted))
+
+    def _retire(self, history: History, keep: policies.Keep, dry_run: bool) -> Iterator[GenerationId]:
+        commits = {decided.generation: decided for decided in history.commits()}
+        protected = pinned(history)
+        for generation, reason in policies.expendable(candidates(history), keep, protected):
+            if not dry_run:
+                ledger.retire(self.store, commits[generation], reason, clock=self.clock)
+                tell(self.on_event, Event("retired", 0, generation, reason))
+            yield generation
+
+    def _abort(self, history: History, dry_run: bool) -> Iterator[GenerationId]:
+        """Undecided generations of superseded incarnations get their abort record; those of the newest are its own business."""
+        newest = max(history.bases, default=0)
+        for generation in undecided(self.store):
+            if self.incarnation is None or self.incarnation != newest or generation.incarnation >= newest:
+                continue
+            if dry_run:
+                yield generation
+                continue
+            coordinator = Coordinator(self.store, history.run.run_id, newest, self.clock, self.on_event)
+            left = Refuted("left behind by a superseded incarnation, after its successor had settled")
+            if not coordinator.abort(generation, left).committed:
+                yield generation
+
+    def _delete(self, retired: set[GenerationId], aborted: set[GenerationId], dry_run: bool) -> Iterator[GenerationId]:
+        """Delete the data of aborted and retired generations, after a fresh look at what pins them."""
+        history = History.load(self.store)
+        _check_readable(history)
+        needed = pinned(history) | referenced(history)
+        for generation in stored(self.store):
+            decided = history.decided(generation)
+            gone = generation in retired or history.generations.get(generation, False)
+            dead = generation in aborted or (decided is not None and not decided.committed)
+            if (gone and generation not in needed) or dead:
+                if not dry_run:
+                    self.store.delete_prefix(names.generation_prefix(generation))
+                yield generation
+
+
+def _check_readable(history: History) -> None:
+    for generation, retired in history.generations.items():
+        if not retired:
+            history.decided(generation)
+    for generation, error in history.unreadable.items():
+        raise Damaged(f"nothing is collected while the decision about {generation} cannot be read: {error}")
+
+
+def candidates(history: History) -> list[policies.Candidate]:
+    """Every commit that is not retired, as the policy sees it."""
+    needed = referenced(history)
+    found = []
+    for decided in history.commits():
+        told = history.notes.get(decided.generation, [])
+        found.append(
+            policies.Candidate(
+                generation=decided.generation,
+                level=manifest_of(decided).guarantee.level,
+                metrics=notes.metrics(told),
+                pinned=notes.has(told, "pin") or notes.has(told, "tag"),
+                verified=notes.has(told, "verified"),
+                needed_by_reference=decided.generation in needed,
+                usable=not (notes.has(told, "quarantine") or notes.has(told, "damaged")),
+            )
+        )
+    return found
+
+
+def referenced(history: History) -> set[GenerationId]:
+    """The generations that hold a component of a commit that is not retired."""
+    return {
+        GenerationId.parse(entry.source)
+        for decided in history.commits()
+        for entry in manifest_of(decided).components.values()
+        if entry.source is not None
+    }
+
+
+def pinned(history: History) -> set[GenerationId]:
+    """The head, and the base of every incarnation from the newest with a base on: what a job is, or may be, starting from."""
+    head = history.head()
+    found = {head.generation} if head is not None else set()
+    for number in sorted(history.bases, reverse=True):
+        base = history.bases[number] or read_base(history.store, history.run.run_id, number)
+        if base is not None:
+            if base.generation is not None:
+                found.add(GenerationId.parse(base.generation))
+            break
+    return found

@@ -1,0 +1,261 @@
+"""`open_run`: read a run beside a live job. It never claims, settles or changes anything (spec: reading)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ckptcore import forks, names, notes, records, restore
+from ckptcore import verify as verification
+from ckptcore.backend import Backend
+from ckptcore.clock import Clock
+from ckptcore.errors import CallError, DamageError, DeadlineExceeded, NotFound
+from ckptcore.events import log
+from ckptcore.history import History
+from ckptcore.incarnations import stored
+from ckptcore.ledger import Decided, manifest_of
+from ckptcore.match import Rename, Rules, cast_name
+from ckptcore.names import GenerationId
+from ckptcore.reader import Checkpoint
+from ckptcore.store import Storage, Store, open_store
+
+State = Literal["committed", "retired", "aborted", "unreadable", "undecided"]
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One generation as a listing shows it. `obstacle` says why it cannot be resumed from, None if it can."""
+
+    id: GenerationId
+    state: State
+    obstacle: str | None
+    manifest: records.Manifest | None
+
+
+class Run:
+    """A run, read only. Every call looks at the store anew; nothing is claimed."""
+
+    def __init__(self, store: Store, storage: Storage, backend: Backend | None = None, clock: Clock | None = None) -> None:
+        self._store, self._storage, self._backend = store, storage, backend
+        self._clock = clock or Clock()
+        self._history = History.load(store)
+
+    @property
+    def url(self) -> str:
+        """The run's canonical URL."""
+        return self._store.url
+
+    @property
+    def identity(self) -> records.Run:
+        """The run's identity record."""
+        return self._history.run
+
+    def head(self) -> records.Manifest | None:
+        """The manifest of the resume point, as the records tell it; None for a run without one."""
+        decided = self._fresh().head()
+        return manifest_of(decided) if decided else None
+
+    def latest(self, verified: bool = False) -> records.Manifest | None:
+        """The newest commit of any kind; with `verified`, the newest that a verification found whole."""
+        history = self._fresh()
+        for decided in history.commits():
+            told = history.notes.get(decided.generation, [])
+            if not verified or (notes.has(told, "verified") and not notes.has(told, "damaged")):
+                return manifest_of(decided)
+        return None
+
+    def generations(self) -> list[Generation]:
+        """Every generation the ledger knows, and those that have files but no decision yet, oldest first."""
+        history = self._fresh()
+        undecided = {g for g in stored(self._store) if g not in history.generations}
+        return [self._describe(history, generation) for generation in sorted({*history.generations, *undecided})]
+
+    def follow(self, after: GenerationId | str | None = None, timeout: float | None = None) -> Iterator[records.Manifest]:
+        """Yield commits newer than `after` (default: the newest now) as they appear.
+
+        Ends with `DeadlineExceeded` when `timeout` seconds pass without one; without `timeout` it goes on for ever.
+        """
+        known = GenerationId.parse(after) if isinstance(after, str) else after
+        if known is None:
+            known = next((decided.generation for decided in self._fresh().commits()), None)
+        while True:
+            fresh = self._wait_newer(known, timeout)
+            for decided in fresh:
+                known = decided.generation
+                yield manifest_of(decided)
+
+    def checkpoint(self, *, step: int | None = None, generation: GenerationId | str | None = None) -> Checkpoint:
+        """One commit, opened: the head, the newest of `step`, or `generation`. Raises `NotFound`."""
+        history = self._fresh()
+        if generation is not None:
+            known = GenerationId.parse(generation) if isinstance(generation, str) else generation
+            decided = history.decided(known)
+            if decided is None:
+                raise NotFound(f"run {self.url} has no generation {known}")
+        elif step is not None:
+            decided = next((d for d in history.commits() if d.generation.step == step), None)
+        else:
+            decided = history.head() or next(history.commits(), None)
+        if decided is None:
+            steps = sorted({d.generation.step for d in history.commits()})
+            raise NotFound(
+                f"run {self.url} has no checkpoint{'' if step is None else f' of step {step}'}; it has steps {steps[-20:]}"
+            )
+        return Checkpoint(self._store, decided)
+
+    def restore(
+        self,
+        *,
+        like: Mapping[str, Any] | None = None,
+        step: int | None = None,
+        generation: GenerationId | str | None = None,
+        components: str | Sequence[str] | None = None,
+        rename: Rename | None = None,
+        cast: Any = None,
+        missing: Literal["error", "keep"] = "error",
+        extra: Literal["error", "ignore"] = "error",
+        rank: int = 0,
+    ) -> Mapping[str, Any] | Any:
+        """Read components into `like`'s layout, or without `like` as nested dicts and lists of host arrays.
+
+        With `components` a single name, `like` and the result are that component itself. The head is read; when it
+        turns out damaged and neither `step` nor `generation` was given, the one before, loudly. `rank` selects whose
+        rank-scoped state is read.
+        """
+        single = components if isinstance(components, str) else None
+        chosen = (single,) if single else tuple(components) if components is not None else None
+        wanted = {single: like} if single and like is not None else like
+        rules = Rules(rename=rename, cast=cast_name(cast), missing=missing, extra=extra)
+        tried: list[str] = []
+        for checkpoint in self._attempts(step, generation):
+            try:
+                result = self._restore(checkpoint, wanted, chosen, rules, rank)
+                return result[single] if single else result
+            except DamageError as error:
+                if step is not None or generation is not None:
+                    raise
+                tried.append(str(error))
+                log.warning("generation %s cannot be read, falling back: %s", checkpoint.generation, error)
+        raise NotFound(f"run {self.url} has no checkpoint that can be read" + "".join(f"\n  - {reason}" for reason in tried))
+
+    def verify(
+        self, *, step: int | None = None, generation: GenerationId | str | None = None, deep: bool = False, note: bool = False
+    ) -> verification.Verification:
+        """Check one commit (default: the head) against its manifest; with `note`, record the result."""
+        checkpoint = self.checkpoint(step=step, generation=generation)
+        found = verification.verify(checkpoint, deep=deep)
+        if note:
+            verification.record(checkpoint, found, clock=self._clock)
+        return found
+
+    def explain(self) -> list[str]:
+        """What the next start would resume from, and why each newer candidate is passed over; a line each."""
+        history = self._fresh()
+        lines = []
+        for generation in history.lineage():
+            obstacle = history.obstacle(generation)
+            if obstacle is None:
+                lines.append(f"{generation}: the next start resumes from here (step {generation.step}), if its files are whole")
+                break
+            lines.append(f"{generation}: passed over, {obstacle}")
+        else:
+            lines.append("no checkpoint to resume from: the next start is a fresh one")
+        undecided = [g for g in stored(self._store) if g not in history.generations]
+        lines.extend(f"{g}: undecided; the next start commits it if it is proven whole, else aborts it" for g in undecided)
+        return lines
+
+    def quarantine(self, generation: GenerationId | str, reason: str) -> None:
+        """Mark a generation as one that nobody may resume from."""
+        self.checkpoint(generation=generation)
+        known = GenerationId.parse(generation) if isinstance(generation, str) else generation
+        notes.write(self._store, self.identity.run_id, known, "quarantine", clock=self._clock, text=reason)
+
+    def annotate(
+        self,
+        generation: GenerationId | str,
+        *,
+        metrics: Mapping[str, float] | None = None,
+        tags: Sequence[str] = (),
+        pin: str | None = None,
+    ) -> None:
+        """Note on a generation what was learned later; retention never takes tagged or pinned ones."""
+        known = GenerationId.parse(generation) if isinstance(generation, str) else generation
+        notes.annotate(self._store, self.identity.run_id, known, clock=self._clock, metrics=metrics, tags=tags, pin=pin)
+
+    def fork(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        step: int | None = None,
+        generation: GenerationId | str | None = None,
+        components: Sequence[str] | None = None,
+        storage: Storage | None = None,
+    ) -> str:
+        """Create a new run at `url` whose first state comes from a commit of this one; return its run ID.
+
+        `components`: which to take; all of them by default. The commit is pinned here.
+        """
+        target = open_store(url, storage or self._storage)
+        if target.get(names.RUN) is not None:
+            raise CallError(f"{target.url} holds a run already; fork to a new URL")
+        checkpoint = self.checkpoint(step=step, generation=generation)
+        chosen = list(components or checkpoint.manifest.components)
+        parent = forks.parent_record(self._store, checkpoint.decided, chosen, clock=self._clock)
+        return forks.create(target, parent, clock=self._clock).run_id
+
+    def _restore(
+        self, checkpoint: Checkpoint, like: Mapping[str, Any] | None, components: tuple[str, ...] | None, rules: Rules, rank: int
+    ) -> Mapping[str, Any]:
+        ranks: dict[str, int | None] = {
+            name: rank for name, entry in checkpoint.manifest.components.items() if entry.scope == "rank"
+        }
+        if like is None:
+            return restore.host(checkpoint, list(components or checkpoint.manifest.components), rules=rules, ranks=ranks)
+        if self._backend is None:
+            raise CallError("`like` needs a framework: use jaxckpt.open_run; ckptcore.open_run gives nested host arrays")
+        chosen = like if components is None else {name: like[name] for name in components if name in like}
+        target = self._backend.target(chosen)
+        return target.place(restore.find(checkpoint, target, rules=rules, ranks=ranks))
+
+    def _attempts(self, step: int | None, generation: GenerationId | str | None) -> Iterator[Checkpoint]:
+        if step is not None or generation is not None:
+            yield self.checkpoint(step=step, generation=generation)
+            return
+        history = self._fresh()
+        usable = [g for g in history.lineage() if history.obstacle(g) is None]
+        fallback = [] if usable else [decided.generation for decided in history.commits()]
+        for known in [*usable, *fallback]:
+            decided = history.decided(known)
+            if decided is not None:
+                yield Checkpoint(self._store, decided)
+
+    def _fresh(self) -> History:
+        self._history.refresh()
+        return self._history
+
+    def _describe(self, history: History, generation: GenerationId) -> Generation:
+        decided = history.decided(generation)
+        if generation in history.unreadable:
+            return Generation(generation, "unreadable", str(history.unreadable[generation]), None)
+        obstacle = history.obstacle(generation)
+        if decided is None:
+            return Generation(generation, "undecided", obstacle, None)
+        if isinstance(decided.record, records.Abort):
+            return Generation(generation, "aborted", obstacle, None)
+        state: State = "retired" if history.generations[generation] else "committed"
+        return Generation(generation, state, obstacle, decided.record)
+
+    def _wait_newer(self, known: GenerationId | None, timeout: float | None) -> list[Decided]:
+        for _ in self._clock.polls(timeout if timeout is not None else 1e9, first=0.05, most=2.0):
+            fresh = [decided for decided in self._fresh().commits() if known is None or decided.generation > known]
+            if fresh:
+                return fresh[::-1]
+        raise DeadlineExceeded(f"run {self.url} has no commit newer than {known} after {timeout:g} s")
+
+
+def open_run(url: str | os.PathLike[str], *, storage: Storage | None = None, backend: Backend | None = None) -> Run:
+    """Open a run for reading. Raises `NotFound` when there is none at `url`."""
+    settings = storage or Storage()
+    return Run(open_store(url, settings), settings, backend)

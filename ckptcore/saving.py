@@ -1,0 +1,125 @@
+"""The background half of one save: write, sign off, and learn what was decided (spec: save, commit).
+
+No framework call and no collective happens here, so a dead rank can delay a decision but never
+hang training. Every wait has a deadline whose message names what is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ckptcore import ledger, notes, writer
+from ckptcore.clock import Clock
+from ckptcore.coordinator import DECISION_TIMEOUT, Coordinator
+from ckptcore.errors import CheckpointError, CommitUnknown, SaveAborted, SaveFailed, StoreUnavailable, Superseded
+from ckptcore.events import Event, Listener, tell
+from ckptcore.incarnations import check_current
+from ckptcore.keep import Keep
+from ckptcore.ledger import Decided
+from ckptcore.proof import Refuted, show_ranks
+from ckptcore.records import Abort
+from ckptcore.retention import Collector
+from ckptcore.store import Store
+from ckptcore.writer import Shard
+
+GRACE = DECISION_TIMEOUT + 60.0
+"""Seconds that the other ranks allow the coordinator for proof and commit, after its own deadline for receipts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saving:
+    """One save on one rank, ready to run in the background."""
+
+    store: Store
+    shard: Shard
+    timeout: float
+    keep: Keep | None
+    metrics: Mapping[str, float] | None
+    clock: Clock = field(default_factory=Clock)
+    on_event: Listener | None = None
+
+    def run(self) -> Decided:
+        """Write and wait for the decision. Returns a commit; everything else is raised."""
+        identity, rank = self.shard.identity, self.shard.rank
+        try:
+            check_current(self.store, identity.generation.incarnation)
+            writer.write(self.store, self.shard, clock=self.clock, on_event=self.on_event)
+        except Superseded as error:
+            self._tell("superseded", str(error))
+            raise
+        except Exception as error:
+            self._give_up(error)
+            self._tell("failed", str(error))
+            raise SaveFailed(f"rank {rank} could not write its part of {identity.generation}: {error}") from error
+        decided = self._decide() if rank == 0 else self._await()
+        if isinstance(decided.record, Abort):
+            raise SaveAborted(f"save {identity.generation} was aborted: {decided.record.reason}", decided.record.missing)
+        if rank == 0:
+            self._afterwards(decided)
+        return decided
+
+    def _decide(self) -> Decided:
+        identity = self.shard.identity
+        try:
+            return self._coordinator().commit(identity.generation, identity.participants, timeout=self.timeout)
+        except Superseded as error:
+            self._tell("superseded", str(error))
+            raise
+
+    def _await(self) -> Decided:
+        """Wait for the ledger record that rank 0, or whoever takes over, puts."""
+        identity = self.shard.identity
+        failure: StoreUnavailable | None = None
+        for _ in self.clock.polls(self.timeout + GRACE):
+            try:
+                decided = ledger.read(self.store, identity.run_id, identity.generation)
+                if decided is not None:
+                    self._tell("committed" if decided.committed else "aborted")
+                    return decided
+                check_current(self.store, identity.generation.incarnation)
+                failure = None
+            except StoreUnavailable as error:
+                failure = error
+            except Superseded as error:
+                self._tell("superseded", str(error))
+                raise
+        lack = f"the store does not answer ({failure})" if failure else self._lack()
+        raise CommitUnknown(
+            f"no decision about {identity.generation} after {self.timeout + GRACE:g} s: {lack}."
+            " The next start of the job settles it; it may still become a checkpoint."
+        ) from failure
+
+    def _lack(self) -> str:
+        identity = self.shard.identity
+        delivered = self._coordinator().receipts(identity.generation)
+        late = [rank for rank in range(identity.participants) if rank not in delivered]
+        if late:
+            return f"no receipt from {show_ranks(late)}"
+        return "all receipts are there, rank 0 (the coordinator) has not decided"
+
+    def _give_up(self, error: Exception) -> None:
+        """Say so in a failed receipt. Rank 0 decides at once what that means."""
+        writer.give_up(self.store, self.shard, error)
+        if self.shard.rank == 0:
+            try:
+                self._coordinator().abort(self.shard.identity.generation, Refuted(f"rank 0 could not write its part: {error}"))
+            except CheckpointError as also:
+                error.add_note(f"(the abort could not be recorded either, the next start does: {also})")
+
+    def _afterwards(self, decided: Decided) -> None:
+        """Metrics and retention. The commit stands whatever happens here, so trouble is told, not raised."""
+        try:
+            if self.metrics:
+                notes.annotate(self.store, decided.record.run_id, decided.generation, clock=self.clock, metrics=self.metrics)
+            if self.keep is not None:
+                Collector(self.store, decided.generation.incarnation, self.clock, self.on_event).collect(self.keep)
+        except CheckpointError as error:
+            self._tell("collection-failed", str(error))
+
+    def _coordinator(self) -> Coordinator:
+        identity = self.shard.identity
+        return Coordinator(self.store, identity.run_id, identity.generation.incarnation, self.clock, self.on_event)
+
+    def _tell(self, kind, message: str = "") -> None:
+        tell(self.on_event, Event(kind, self.shard.rank, self.shard.identity.generation, message))

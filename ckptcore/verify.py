@@ -1,0 +1,142 @@
+"""Is a committed checkpoint whole? Shallow: records and files. Deep: every byte (spec: verification)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from ckptcore import names, notes, records
+from ckptcore.clock import Clock
+from ckptcore.digests import check, component_digest
+from ckptcore.errors import Damaged, DamageError, UnsupportedFormat
+from ckptcore.geometry import Box
+from ckptcore.names import GenerationId
+from ckptcore.reader import Checkpoint, StoredLeaf
+from ckptcore.records import ArrayLeaf
+
+BATCH_BYTES = 128 << 20
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was found. `problems` is empty for a whole checkpoint; `bytes_read` counts array bytes, deep only."""
+
+    generation: GenerationId
+    depth: Literal["shallow", "deep"]
+    problems: tuple[str, ...]
+    bytes_read: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing was wrong."""
+        return not self.problems
+
+
+def verify(checkpoint: Checkpoint, *, deep: bool = False) -> Verification:
+    """Check a commit against its manifest and report every problem. Raises `StoreError` if that could not be found out."""
+    problems = list(_shallow_problems(checkpoint))
+    read = 0
+    if deep and not problems:
+        for leaf in _leaves(checkpoint):
+            try:
+                read += _read_all(checkpoint, leaf)
+            except DamageError as error:
+                _raise_unsupported(error)
+                problems.append(str(error))
+    return Verification(checkpoint.generation, "deep" if deep else "shallow", tuple(problems), read)
+
+
+def check_whole(checkpoint: Checkpoint) -> None:
+    """Raise a `DamageError` unless the shallow verification finds nothing."""
+    for problem in _shallow_problems(checkpoint):
+        raise Damaged(f"generation {checkpoint.generation}: {problem}")
+
+
+def record(checkpoint: Checkpoint, found: Verification, *, clock: Clock) -> records.Note:
+    """Write a `verified` or a `damaged` note."""
+    text = records.clip("; ".join(found.problems))
+    kind = "verified" if found.ok else "damaged"
+    run_id = checkpoint.manifest.run_id
+    return notes.write(checkpoint.store, run_id, checkpoint.generation, kind, clock=clock, depth=found.depth, text=text)
+
+
+def _shallow_problems(checkpoint: Checkpoint) -> Iterator[str]:
+    try:
+        homes = [(home, home.roster) for home in checkpoint.homes()]
+        for component in checkpoint.manifest.components:
+            yield from _component_problems(checkpoint, component)
+    except DamageError as error:
+        _raise_unsupported(error)
+        yield str(error)
+        return
+    for home, roster in homes:
+        for delivered in roster.ranks:
+            yield from _delivered_problems(home, delivered)
+        root = f"{names.state_prefix(home.generation)}manifest.ocdbt"
+        if any(delivered.database for delivered in roster.ranks) and home.store.size(root) is None:
+            yield f"{root} is missing, the root of the database of all arrays"
+
+
+def _component_problems(checkpoint: Checkpoint, component: str) -> Iterator[str]:
+    entry = checkpoint.manifest.components[component]
+    for rank in checkpoint.ranks(component):
+        checkpoint.leaves(component, rank)  # reads the layouts
+    index = checkpoint.index(component)
+    if component_digest(component, {name: leaf.digest for name, leaf in index.leaves.items()}) != entry.digest:
+        yield f"component {component!r}: its index does not add up to the digest in the manifest"
+    if len(index.leaves) != entry.leaves:
+        yield f"component {component!r}: {len(index.leaves)} leaves in the index, {entry.leaves} in the manifest"
+
+
+def _delivered_problems(checkpoint: Checkpoint, delivered: records.Delivered) -> Iterator[str]:
+    key = delivered.receipt.key
+    data = checkpoint.store.get(key)
+    if data is None:
+        yield f"{key} is missing"
+        return
+    try:
+        check(data, delivered.receipt.digest, what=key)
+        receipt = records.decode(data, records.Receipt, key=key)
+    except DamageError as error:
+        _raise_unsupported(error)
+        yield str(error)
+        return
+    listed = [] if receipt.values is None else [(receipt.values.key, receipt.values.size)]
+    if receipt.database is not None:
+        prefix = names.database_prefix(checkpoint.generation, receipt.rank, receipt.database)
+        listed.extend((prefix + file.path, file.size) for file in receipt.files)
+    for name, size in listed:
+        found = checkpoint.store.size(name)
+        if found != size:
+            yield f"{name} " + ("is missing" if found is None else f"has {found} bytes, rank {receipt.rank} wrote {size}")
+
+
+def _raise_unsupported(error: DamageError) -> None:
+    """A record of a newer format is no damage: nothing is known about it."""
+    if isinstance(error, UnsupportedFormat):
+        raise error
+
+
+def _leaves(checkpoint: Checkpoint) -> Iterator[StoredLeaf]:
+    for component in checkpoint.manifest.components:
+        for rank in checkpoint.ranks(component):
+            yield from checkpoint.leaves(component, rank).values()
+
+
+def _read_all(checkpoint: Checkpoint, leaf: StoredLeaf) -> int:
+    """Read a leaf, an array a bounded number of chunks at a time; reading checks it. Returns bytes of arrays."""
+    if not isinstance(leaf.record, ArrayLeaf):
+        checkpoint.value(leaf)
+        return 0
+    array, _ = checkpoint.array(leaf)
+    if leaf.record.alias is not None:
+        return 0  # its bytes are those of the array it is tied to
+    total, held, boxes = 0, 0, list[Box]()
+    for cell in range(array.grid.size):
+        boxes.append(array.grid.cell(cell))
+        held += boxes[-1].size * 8
+        if held >= BATCH_BYTES or cell == array.grid.size - 1:
+            total += sum(part.nbytes for part in checkpoint.read([(leaf, boxes)])[0])
+            held, boxes = 0, []
+    return total

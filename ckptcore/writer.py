@@ -1,0 +1,181 @@
+"""The participant: write this rank's part of a save, make it durable, sign it off (spec: save).
+
+Runs in the background, on a snapshot that training cannot change any more. A receipt exists
+only for data that is durable; a failure leaves a `failed` receipt, so that nobody waits.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptcore import names, records
+from ckptcore.arrays import DatabaseWriter, StoredArray
+from ckptcore.backend import Flat, Staged
+from ckptcore.clock import Clock
+from ckptcore.digests import digest, topology_digest, value_digest
+from ckptcore.errors import CheckpointError, ProtocolViolation
+from ckptcore.events import Event, Listener, tell
+from ckptcore.layout import Plan
+from ckptcore.names import GenerationId
+from ckptcore.records import ArrayLeaf, Descriptor, Receipt, Written
+from ckptcore.store import Store
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """What every receipt of one save says alike."""
+
+    run_id: str
+    generation: GenerationId
+    claim: str
+    participants: int
+    guarantee: records.Guarantee
+    topology: records.Topology
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """One rank's part of one save: the plan and the snapshot. `lead` is rank 0's alone."""
+
+    identity: Identity
+    rank: int
+    plan: Plan
+    flat: Flat
+    staged: Staged
+    values: Mapping[str, Any]
+    """Encoded JSON leaves by layout name: part of the snapshot, since what they came from may change."""
+    lead: records.Lead | None
+    phases: dict[str, int] = field(default_factory=dict)
+    """Microseconds by phase."""
+
+
+def write(store: Store, shard: Shard, *, clock: Clock, on_event: Listener | None = None) -> Receipt:
+    """Write the shard, make it durable, and sign it off. Whatever goes wrong is raised: then call `give_up`."""
+    return _Writer(store, shard, clock, on_event).run()
+
+
+def give_up(store: Store, shard: Shard, error: Exception) -> None:
+    """Tell the coordinator at once that this rank's part will not come. `error` matters more than trouble with that."""
+    reason = records.clip(f"{type(error).__name__}: {error}")
+    try:
+        _put_receipt(store, Receipt(**_identity_fields(shard), status="failed", reason=reason))
+    except CheckpointError as also:
+        error.add_note(f"(the failed receipt could not be written either: {also})")
+
+
+class _Writer:
+    def __init__(self, store: Store, shard: Shard, clock: Clock, on_event: Listener | None) -> None:
+        self.store, self.shard, self.clock, self.on_event = store, shard, clock, on_event
+        self.generation = shard.identity.generation
+        self.nonce = secrets.token_hex(8)
+
+    def run(self) -> Receipt:
+        started = self.clock.monotonic()
+        chunks, files = self._write_arrays()
+        components = self._components(chunks)
+        stored_values = self._write_values()
+        layout = self._put(lambda value: names.layout_key(self.generation, value), records.encode(self.shard.plan.layout))
+        self.shard.phases["write"] = int((self.clock.monotonic() - started) * 1e6)
+        self._tell("written")
+        receipt = self._receipt(components, files, stored_values, layout)
+        _put_receipt(self.store, receipt)
+        self._tell("receipt")
+        return receipt
+
+    def _write_arrays(self) -> tuple[dict[str, dict[int, str]], list[records.File]]:
+        plan, found = self.shard.plan, {}
+        if not plan.own:
+            return {}, []
+        database = DatabaseWriter(self.store, names.database_prefix(self.generation, self.shard.rank, self.nonce))
+        for component, table in plan.layout.components.items():
+            for leaf in table.leaves:
+                if isinstance(leaf, ArrayLeaf) and leaf.name in plan.own:
+                    name = leaf.name if table.scope == "global" else names.rank_array_name(self.shard.rank, leaf.name)
+                    array = StoredArray(name=name, dtype=leaf.stored_dtype, shape=leaf.shape, grid=plan.grids[leaf.name])
+                    cells = dict(zip(plan.own[leaf.name], self.shard.staged.chunks.get(leaf.name, ()), strict=True))
+                    found[leaf.name] = database.add(array, cells)
+                    self._tell("chunk-written", {"component": component, "leaf": leaf.name})
+        files = database.finish()
+        return found, files
+
+    def _components(self, chunks: Mapping[str, Mapping[int, str]]) -> dict[str, Written]:
+        flat, staged = self.shard.flat, self.shard.staged
+        written = {}
+        for component, table in self.shard.plan.layout.components.items():
+            named = {leaf.name for leaf in table.leaves}
+            skipped = flat.components[component].rank_zero and self.shard.rank != 0
+            written[component] = Written(
+                bytes=sum(array.nbytes for name in named & staged.chunks.keys() for array in staged.chunks[name]),
+                chunks={name: sorted(chunks[name].items()) for name in sorted(named & chunks.keys())},
+                values={}
+                if skipped
+                else {name: value_digest(self.shard.values[name]) for name in sorted(named & self.shard.values.keys())},
+                replicas={} if skipped else {name: digest(staged.whole[name]) for name in sorted(named & staged.whole.keys())},
+            )
+        return written
+
+    def _write_values(self) -> Descriptor | None:
+        shared: dict[str, dict[str, Any]] = {}
+        own: dict[str, dict[str, Any]] = {}
+        for value in self.shard.flat.values:
+            if self.shard.flat.components[value.component].scope == "rank":
+                own.setdefault(value.component, {})[value.name] = self.shard.values[value.name]
+            elif self.shard.rank == 0:
+                shared.setdefault(value.component, {})[value.name] = self.shard.values[value.name]
+        if not shared and not own:
+            return None
+        record = records.Values(generation=str(self.generation), rank=self.shard.rank, shared=shared, own=own)
+        return self._put(lambda _: names.values_key(self.generation, self.shard.rank), records.encode(record))
+
+    def _put(self, key_of: Any, data: bytes) -> Descriptor:
+        value = digest(data)
+        key = key_of(value)
+        # Every rank has the same layout: all but the first find it there.
+        stored = self.store.get(key) or self.store.put_if_absent(key, data)
+        if stored != data:
+            raise ProtocolViolation(f"{key} holds other bytes than rank {self.shard.rank} has: two processes act as this rank")
+        return Descriptor(key=key, size=len(data), digest=value)
+
+    def _receipt(
+        self, components: dict[str, Written], files: list[records.File], stored_values: Descriptor | None, layout: Descriptor
+    ) -> Receipt:
+        identity = self.shard.identity
+        return Receipt(
+            **_identity_fields(self.shard),
+            status="complete",
+            guarantee=identity.guarantee,
+            topology=topology_digest(identity.topology),
+            layout=layout,
+            values=stored_values,
+            database=self.nonce if files else None,
+            files=files,
+            components=components,
+            phases=self.shard.phases,
+            lead=self.shard.lead,
+        )
+
+    def _tell(self, kind: Any, detail: dict[str, Any] | None = None) -> None:
+        tell(self.on_event, Event(kind, self.shard.rank, self.generation, detail=detail or {}))
+
+
+def _identity_fields(shard: Shard) -> dict[str, Any]:
+    identity = shard.identity
+    return {
+        "run_id": identity.run_id,
+        "generation": str(identity.generation),
+        "incarnation": identity.generation.incarnation,
+        "claim": identity.claim,
+        "step": identity.generation.step,
+        "rank": shard.rank,
+        "participants": identity.participants,
+    }
+
+
+def _put_receipt(store: Store, receipt: Receipt) -> None:
+    key = names.receipt_key(GenerationId.parse(receipt.generation), receipt.rank)
+    data = records.encode(receipt)
+    if store.put_if_absent(key, data) != data:
+        raise ProtocolViolation(f"{key} was written by somebody else: two processes act as rank {receipt.rank}; stop one of them")

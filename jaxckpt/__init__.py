@@ -1,0 +1,42 @@
+"""Training checkpoints for JAX that can be proven whole.
+
+with jaxckpt.Checkpointer("gs://bucket/run-42", interval=1000) as ckpt:
+    restored = ckpt.restore_or_init(init, like=abstract)
+    ...
+    if ckpt.should_save(step):
+        ckpt.save(step, components)
+"""
+
+from importlib.util import find_spec as _find_spec
+
+if _find_spec("jax") is None:
+    raise ImportError("jaxckpt needs JAX: pip install 'jaxckpt[jax]'. To read checkpoints without it, use ckptcore.open_run.")
+
+from ckptcore.checkpointer import Restored
+from ckptcore.components import PerRank, RankZero
+from ckptcore.events import Event
+from ckptcore.guarantees import Approximate
+from ckptcore.handle import SaveHandle
+from ckptcore.keep import Best, Keep
+from ckptcore.sampler import Sampler
+from ckptcore.schedule import Every
+from ckptcore.store import Storage
+from jaxckpt.checkpointer import Checkpointer, open_run
+from jaxckpt.rng import host_rng_state
+
+__all__ = [
+    "Approximate",
+    "Best",
+    "Checkpointer",
+    "Event",
+    "Every",
+    "Keep",
+    "PerRank",
+    "RankZero",
+    "Restored",
+    "Sampler",
+    "SaveHandle",
+    "Storage",
+    "host_rng_state",
+    "open_run",
+]
