@@ -12,8 +12,9 @@ from typing import Any
 
 import tensorstore as ts
 
-from ckptcore.array_spec import Piece, StoredArray, database, read_error, write_error
-from ckptcore.errors import CallError
+from ckptcore.array_spec import MANIFEST, Piece, StoredArray, database, read_error, write_error
+from ckptcore.digests import digest
+from ckptcore.errors import CallError, StoreUnavailable
 from ckptcore.store import Store
 
 SHOWN = 8
@@ -31,14 +32,17 @@ def merge(store: Store, state_prefix: str, databases: Sequence[str]) -> None:
     if not databases:
         return
     transaction = ts.Transaction(atomic=False)
-    root = _open(store, state_prefix).with_transaction(transaction)
+    root = _open(store, state_prefix, **_identity(store, state_prefix)).with_transaction(transaction)
     copying = [(prefix, _open(store, prefix).experimental_copy_range_to(root)) for prefix in databases]
     for prefix, copy in copying:
         _wait_reading(copy, f"database {prefix}")
     try:
         transaction.commit_async().result()
     except (ValueError, OSError, NotImplementedError) as error:
-        raise write_error(error, f"merged root of {state_prefix}") from error
+        # A root that is there already is read on the way: when it is broken, trying again does not help.
+        what = f"merged root of {state_prefix}"
+        failure = write_error(error, what)
+        raise (read_error(error, what) if isinstance(failure, StoreUnavailable) else failure) from error
     store.sync(f"{state_prefix}d/")
 
 
@@ -54,7 +58,7 @@ def check_merged(store: Store, state_prefix: str, expected: Mapping[str, StoredA
     Chunks are not read. The text names a few keys, so that its length is bounded. Raises
     `Damaged` or a `StoreError` when the root cannot be read.
     """
-    wanted = {key for array in expected.values() for key in array.keys()}
+    wanted = {key for array in expected.values() for key in array.all_keys()}
     found = merged_keys(store, state_prefix)
     problems = []
     if wanted - found:
@@ -90,8 +94,17 @@ def _metadata_problems(store: Store, state_prefix: str, pieces: Sequence[Piece])
     return found[:SHOWN]
 
 
-def _open(store: Store, prefix: str) -> ts.KvStore:
-    return _wait_reading(ts.KvStore.open(database(store, prefix), context=store.context), f"database {prefix}")
+def _open(store: Store, prefix: str, **config: str) -> ts.KvStore:
+    spec = database(store, prefix)
+    spec["config"] = {**spec["config"], **config}
+    return _wait_reading(ts.KvStore.open(spec, context=store.context), f"database {prefix}")
+
+
+def _identity(store: Store, state_prefix: str) -> dict[str, str]:
+    """The OCDBT identity of a root that is yet to be made: coordinators that make it at the same time must agree on it."""
+    if store.size(f"{state_prefix}{MANIFEST}") is not None:
+        return {}
+    return {"uuid": digest(state_prefix.encode()).partition(":")[2][:32]}
 
 
 def _wait_reading(future: ts.Future[Any], what: str) -> Any:

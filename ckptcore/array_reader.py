@@ -30,7 +30,7 @@ from ckptcore.store import Store
 Request = tuple[StoredArray, Sequence[Box], Sequence[str]]
 """An array, the boxes wanted of it, and the digests of all its chunks in grid order."""
 
-HELD_BYTES = 192 << 20
+HELD_BYTES = 128 << 20
 """Memory for chunks on their way, on top of the results."""
 
 BATCH_BYTES = 4 << 20
@@ -123,13 +123,13 @@ class ArrayReader:
 
 @dataclass(frozen=True)
 class _Read:
-    """One value to fetch. `accept` takes its bytes and how to call it in errors."""
+    """One value to fetch. `accept` takes its bytes and how to call it in errors; `exact`: `nbytes` is its length."""
 
     key: str
     nbytes: int
-    exact: bool
     what: str
     accept: Callable[[bytes, str], None]
+    exact: bool
 
 
 class _Wanted:
@@ -189,7 +189,7 @@ class _Wanted:
             if problem:
                 raise Damaged(f"{what}: {problem}. Use another checkpoint")
 
-        return _Read(piece.metadata_key, METADATA_BYTES, False, f"metadata of array {self._array.name!r}", accept)
+        return _Read(piece.metadata_key, METADATA_BYTES, f"metadata of array {self._array.name!r}", accept, exact=False)
 
     def _chunk_read(self, chunk: int, numbers: Sequence[int]) -> _Read:
         def accept(data: bytes, what: str) -> None:
@@ -198,7 +198,7 @@ class _Wanted:
             self._accept_chunk(chunk, numbers, data, what)
 
         size = self._array.chunk_bytes(chunk) + CHECKSUM_BYTES
-        return _Read(self._array.chunk_key(chunk), size, True, self._array.describe(chunk), accept)
+        return _Read(self._array.chunk_key(chunk), size, self._array.describe(chunk), accept, exact=True)
 
     def _accept_chunk(self, chunk: int, numbers: Sequence[int], data: bytes, what: str) -> None:
         """Prove a chunk and copy it to the boxes that it meets."""

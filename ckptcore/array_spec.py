@@ -39,6 +39,9 @@ OCDBT_CONFIG: dict[str, Any] = {
 DATA_FILE_BYTES = 256 << 20
 """Size at which OCDBT starts a new data file: few files, yet some are flushed while others are written."""
 
+MANIFEST = "manifest.ocdbt"
+"""The file of a database from which all of it is reached."""
+
 CHECKSUM_BYTES = 4
 
 _STATUS = re.compile(r"([A-Z_]+): ")
@@ -126,7 +129,7 @@ class StoredArray:
         """Bytes of a chunk in storage, padding included, without the checksum."""
         return math.prod(self.piece(chunk).chunk_shape) * self.itemsize
 
-    def keys(self) -> Iterator[str]:
+    def all_keys(self) -> Iterator[str]:
         """Every key of the array."""
         yield from (piece.metadata_key for piece in self.pieces())
         yield from (self.chunk_key(chunk) for chunk in range(self.grid.size))

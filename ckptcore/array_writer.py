@@ -18,7 +18,7 @@ import numpy as np
 import tensorstore as ts
 
 from ckptcore import dtypes, records
-from ckptcore.array_spec import Piece, StoredArray, database, write_error
+from ckptcore.array_spec import MANIFEST, Piece, StoredArray, database, write_error
 from ckptcore.digests import digest
 from ckptcore.errors import CallError, StoreError
 from ckptcore.store import Store
@@ -29,8 +29,6 @@ HELD_BYTES = 128 << 20
 DIGEST_THREADS = 2
 INLINE_BYTES = 64 << 10
 """Below this a digest takes less time than handing it to a thread."""
-
-MANIFEST = "manifest.ocdbt"
 
 
 @dataclass

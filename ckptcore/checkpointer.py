@@ -10,14 +10,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from ckptcore import forks, guarantees, notes, snapshot
 from ckptcore.backend import Backend
 from ckptcore.cadence import Cadence
 from ckptcore.clock import Clock
+from ckptcore.coordinator import Coordinator
 from ckptcore.errors import CallError, CheckpointError, NotFound, Preempted
 from ckptcore.events import Event, Listener, tell
+from ckptcore.geometry import CHUNK_BYTES
 from ckptcore.guarantees import Derived
 from ckptcore.handle import SaveHandle
 from ckptcore.keep import Keep
@@ -25,11 +27,11 @@ from ckptcore.ledger import Decided, manifest_of
 from ckptcore.match import Rename, Rules, cast_name
 from ckptcore.names import GenerationId
 from ckptcore.preemption import Preemption
-from ckptcore.records import Level, Manifest
-from ckptcore.resuming import Request, Resumer
-from ckptcore.saving import Saving
+from ckptcore.records import Level, Manifest, Parent
+from ckptcore.resuming import AGREEMENT_TIMEOUT, Request, Resumer
+from ckptcore.saving import Saving, give_up
 from ckptcore.schedule import Every
-from ckptcore.session import Session
+from ckptcore.session import Session, agree
 from ckptcore.store import Storage, open_store
 
 
@@ -77,7 +79,7 @@ class Checkpointer:
         on_preemption: Literal["save", "ignore"] = "save",
         coordinator_timeout: float = 600.0,
         max_staging_bytes: int | None = None,
-        chunk_bytes: int = 32 << 20,
+        chunk_bytes: int = CHUNK_BYTES,
         on_event: Listener | None = None,
     ) -> None:
         if on_preemption not in ("save", "ignore"):
@@ -87,7 +89,8 @@ class Checkpointer:
         self._storage = storage or Storage()
         self._store = open_store(url, self._storage)
         self._backend, self._channel, self._clock = backend, backend.channel(), Clock()
-        self._keep, self._require, self._derived = keep, require, dict(derived or {})
+        self._keep, self._derived = keep, dict(derived or {})
+        self._require: Level | None = require
         self._timeout, self._limit, self._chunk_bytes = coordinator_timeout, max_staging_bytes, chunk_bytes
         self._on_event = on_event
         self._resumer = Resumer(
@@ -138,9 +141,7 @@ class Checkpointer:
         parent = self._opened().incarnation.run.parent
         if parent is None:
             return Restored(0, init())
-        step, components = forks.begin(parent, self._backend, self._storage, self._channel.rank, init, like)
-        self._last_step = step
-        return Restored(step, components, reason=f"forked from generation {parent.generation} of run {parent.run_id}")
+        return self._fork(parent, init, like)
 
     def restore(
         self,
@@ -210,7 +211,13 @@ class Checkpointer:
         )
         prepared = snapshot.prepare(self._backend, session, order, chunk_bytes=self._chunk_bytes)
         generation = self._next_generation(session, step)
-        shard = snapshot.stage(self._backend, session, prepared, generation, self._latest, limit=self._limit, clock=self._clock)
+        identity = snapshot.identify(self._backend, session, prepared, generation)
+        try:
+            shard = snapshot.stage(self._backend, session, prepared, identity, self._latest, limit=self._limit, clock=self._clock)
+        except CheckpointError as error:
+            coordinator = Coordinator(self._store, session.run_id, generation.incarnation, self._clock, self._on_event)
+            give_up(coordinator, identity, session.rank, error)
+            raise
         shard.phases["stage"] = int((self._clock.monotonic() - started) * 1e6)
         self._tell("staged", generation)
         saving = Saving(
@@ -258,7 +265,7 @@ class Checkpointer:
                 self._watch.close()
         self.wait()
 
-    def __enter__(self) -> Checkpointer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _traceback: object) -> None:
@@ -278,6 +285,20 @@ class Checkpointer:
         base, generation = session.incarnation.base, resumed.base.generation
         self._tell("restored", generation, f"reason: {base.reason}")
         return Restored(generation.step, resumed.components, generation, base.guarantee, base.reason, manifest_of(resumed.base))
+
+    def _fork(self, parent: Parent, init: Callable[[], Mapping[str, Any]], like: Mapping[str, Any] | None) -> Restored:
+        error, step, components = None, 0, {}
+        try:
+            step, components = forks.begin(
+                parent, backend=self._backend, storage=self._storage, rank=self._channel.rank, init=init, like=like
+            )
+        except CheckpointError as caught:
+            error = caught
+        failure = agree(self._channel, error, timeout=AGREEMENT_TIMEOUT, what="whether every rank has its parent's state")
+        if failure is not None:
+            raise failure
+        self._last_step = step
+        return Restored(step, components, reason=f"forked from generation {parent.generation} of run {parent.run_id}")
 
     def _opened(self) -> Session:
         if self._session is None:

@@ -96,8 +96,9 @@ class Coordinator:
         """Raise `Superseded` if a newer incarnation has been claimed: it may be deciding this generation."""
         if self.store.get(names.claim_key(self.incarnation + 1)) is not None:
             raise Superseded(
-                f"incarnation {self.incarnation + 1} has been claimed, so incarnation {self.incarnation} may not decide {generation}:"
-                " another job runs on this run directory. Stop this one; what it had delivered completely is committed by the newer."
+                f"incarnation {self.incarnation + 1} has been claimed, so incarnation {self.incarnation} may not decide"
+                f" {generation}: another job runs on this run directory. Stop this one; what it had delivered"
+                " completely is committed by the newer."
             )
 
     def receipts(self, generation: GenerationId) -> dict[int, bytes]:
@@ -120,7 +121,13 @@ class Coordinator:
             if receipt.database is not None
         ]
         arrays.merge(self.store, state, databases)
-        orbax_view.publish(self.store, state, proven.layouts)
+        stated = {
+            name: value
+            for receipt in proven.receipts
+            for part in receipt.components.values()
+            for name, value in part.values.items()
+        }
+        orbax_view.publish(self.store, state, proven.layouts, stated)
         return arrays.check_merged(self.store, state, proven.arrays)
 
     def _wait(self, generation: GenerationId, participants: int, timeout: float) -> dict[int, bytes] | Refuted:

@@ -27,8 +27,10 @@ _ML_DTYPES = (
 )
 _AS_BYTES = ("int1", "uint1", "uint2", "uint4", "float6_e2m3fn", "float6_e3m2fn", "float8_e4m3")
 _BITS = {
-    **{"bool": 1, "int1": 1, "uint1": 1, "int2": 2, "uint2": 2, "int4": 4, "uint4": 4},
-    **{"float4_e2m1fn": 4, "float6_e2m3fn": 6, "float6_e3m2fn": 6},
+    **dict.fromkeys(("bool", "int1", "uint1"), 1),
+    **dict.fromkeys(("int2", "uint2"), 2),
+    **dict.fromkeys(("int4", "uint4", "float4_e2m1fn"), 4),
+    **dict.fromkeys(("float6_e2m3fn", "float6_e3m2fn"), 6),
 }
 
 
@@ -50,6 +52,8 @@ def _table() -> dict[str, _Element]:
 
 
 _ELEMENTS = _table()
+# By dtype, in either byte order: numpy works out `dtype.name` anew each time, which shows in saves of many leaves.
+_NAMES = {dtype: name for name, element in _ELEMENTS.items() for dtype in (element.logical, element.logical.newbyteorder(">"))}
 
 LOGICAL = frozenset(_ELEMENTS)
 """The names of all dtypes that a leaf can have."""
@@ -60,12 +64,12 @@ STORED = frozenset(element.stored_name for element in _ELEMENTS.values())
 
 def name_of(dtype: np.dtype, *, where: str) -> str:
     """The logical name of `dtype`. Raises `UnsupportedLeaf`, naming the leaf `where`, if the format has none."""
-    element = _ELEMENTS.get(dtype.name)
-    if element is None or element.logical.newbyteorder("=") != dtype.newbyteorder("="):
+    name = _NAMES.get(dtype)
+    if name is None:
         raise UnsupportedLeaf(
             f"{where}: an array of dtype {dtype} cannot be stored; convert it to one of {', '.join(sorted(LOGICAL))}"
         )
-    return dtype.name
+    return name
 
 
 def numpy_dtype(name: str) -> np.dtype:

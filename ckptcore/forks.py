@@ -52,7 +52,8 @@ def parent_record(origin: Store, decided: Decided, components: Sequence[str], *,
     unknown = [name for name in components if name not in manifest.components]
     if unknown:
         raise NotFound(
-            f"generation {decided.generation} of {origin.url} has no component {unknown[0]!r}; it has {sorted(manifest.components)}"
+            f"generation {decided.generation} of {origin.url} has no component {unknown[0]!r};"
+            f" it has {sorted(manifest.components)}"
         )
     notes.write(origin, manifest.run_id, decided.generation, "pin", clock=clock, text="a run was forked from here")
     return records.Parent(
@@ -76,6 +77,7 @@ def weights_of(decided: Decided) -> list[str]:
 
 def begin(
     parent: records.Parent,
+    *,
     backend: Backend,
     storage: Storage,
     rank: int,

@@ -21,6 +21,8 @@ from operator import ge, le
 
 from ckptcore.errors import CallError
 
+CHUNK_BYTES = 16 << 20
+"""The most bytes of a chunk, unless somebody asks for another number."""
 SHOWN = 8
 """How many chunks or ranks one message lists."""
 
@@ -154,7 +156,7 @@ def choose_grid(
     shape: Sequence[int],
     shards: Iterable[Box],
     itemsize: int,
-    chunk_bytes: int = 32 << 20,
+    chunk_bytes: int = CHUNK_BYTES,
     max_chunks: int = 1 << 16,
 ) -> Grid:
     """Choose the chunk grid of an array from its shard boxes (spec: arrays, "chunk grid").

@@ -66,7 +66,7 @@ class SaveHandle:
     def _work(self, run: Callable[[], Manifest]) -> None:
         try:
             manifest = run()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 -- whatever it is, it reaches the caller through the future
             self._future.set_exception(error)
         else:
             self._future.set_result(manifest)

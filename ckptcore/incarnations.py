@@ -48,6 +48,16 @@ class Incarnation:
         return GenerationId.parse(self.base.generation) if self.base.generation else None
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Choice:
+    """The base that was chosen, or none, and what was passed over; `fallen_back`: a checkpoint was among that."""
+
+    decided: Decided | None
+    skipped: list[records.Skipped]
+    fallen_back: bool
+    by_hand: bool
+
+
 @dataclass(frozen=True)
 class Opening:
     """How a job opens its run for writing. One process does it and hands the result to the others."""
@@ -84,9 +94,9 @@ class Opening:
             claim = self.claim(run)
             settled = self.settle(run, claim)
             history = History.load(self.store)
-            decided, skipped = self._choose(history, choose(history) if choose else None, check)
-            level = guarantee(decided) if decided else None
-            base = self._record(claim, decided, level, _reason(decided, settled, skipped, choose is not None), settled, skipped)
+            choice = self._choose(history, choose(history) if choose else None, check)
+            level = guarantee(choice.decided) if choice.decided else None
+            base = self._record(claim, choice, level, settled)
             if base is not None:
                 return Incarnation(run, claim, base)
 
@@ -137,17 +147,15 @@ class Opening:
             tell(self.on_event, Event("settled", 0, generation, f"{outcome}: {reason}"))
         return settled
 
-    def _choose(
-        self, history: History, choose: GenerationId | None, check: Callable[[Decided], None]
-    ) -> tuple[Decided | None, list[records.Skipped]]:
+    def _choose(self, history: History, choose: GenerationId | None, check: Callable[[Decided], None]) -> _Choice:
         skipped: list[records.Skipped] = []
+        fallen_back = False
         for generation in [choose] if choose else history.lineage():
             obstacle = history.obstacle(generation)
             decided = history.decided(generation)
             if obstacle is None and decided is not None:
                 try:
                     check(decided)
-                    return decided, skipped
                 except UnsupportedFormat:
                     raise  # written by a newer release: to pass it over would lose what it holds
                 except DamageError as error:
@@ -157,32 +165,31 @@ class Opening:
                         notes.write(self.store, history.run.run_id, generation, "damaged", clock=self.clock, text=text)
                     if choose is not None:
                         raise
+                else:
+                    return _Choice(decided=decided, skipped=skipped, fallen_back=fallen_back, by_hand=choose is not None)
             if choose is not None:
                 raise NotFound(f"generation {generation} cannot be resumed from: {obstacle}")
             skipped.append(records.Skipped(generation=str(generation), reason=records.clip(obstacle or "")))
-            tell(self.on_event, Event("fallen-back", 0, generation, f"passed over: {obstacle}"))
-        self._refuse_silent_start(history, skipped)
-        return None, skipped
-
-    def _refuse_silent_start(self, history: History, skipped: list[records.Skipped]) -> None:
-        lost = [item for item in skipped if not _never_a_checkpoint(history, GenerationId.parse(item.generation))]
-        if lost:
-            told = "; ".join(f"{item.generation}: {item.reason}" for item in lost[:5])
+            if not _never_a_checkpoint(decided):
+                fallen_back = True
+                tell(self.on_event, Event("fallen-back", 0, generation, f"passed over: {obstacle}"))
+        if fallen_back:
+            told = "; ".join(f"{item.generation}: {item.reason}" for item in skipped[:5])
             raise Damaged(
-                f"none of the run's {len(lost)} checkpoints can be resumed from ({told}). Nothing was changed."
+                f"none of the run's checkpoints can be resumed from ({told}). Nothing was changed."
                 " Restore one by hand, or start a new run at another URL."
             )
+        return _Choice(decided=None, skipped=skipped, fallen_back=False, by_hand=False)
 
     def _record(
         self,
         claim: records.Claim,
-        decided: Decided | None,
+        choice: _Choice,
         level: Level | None,
-        reason: Reason,
         settled: list[records.Settled],
-        skipped: list[records.Skipped],
     ) -> records.Base | None:
         """Put the base record; None when its generation was retired meanwhile, so that the caller claims anew."""
+        decided = choice.decided
         base = records.Base(
             run_id=claim.run_id,
             incarnation=claim.incarnation,
@@ -190,10 +197,10 @@ class Opening:
             created=self.clock.utc(),
             generation=str(decided.generation) if decided else None,
             manifest=decided.digest if decided else None,
-            reason=reason,
+            reason=_reason(choice, settled),
             guarantee=level,
             settled=settled,
-            skipped=skipped,
+            skipped=choice.skipped,
             store=self.facts,
         )
         key = names.base_key(claim.incarnation)
@@ -234,20 +241,17 @@ def check_current(store: Store, incarnation: int) -> None:
         )
 
 
-def _reason(decided: Decided | None, settled: list[records.Settled], skipped: list[records.Skipped], by_hand: bool) -> Reason:
-    if decided is None:
+def _reason(choice: _Choice, settled: list[records.Settled]) -> Reason:
+    if choice.decided is None:
         return "new"
-    if by_hand:
+    if choice.by_hand:
         return "chosen"
-    if any(item.generation == str(decided.generation) for item in settled):
+    if any(item.generation == str(choice.decided.generation) for item in settled):
         return "rolled-forward"
-    if any(not item.reason.startswith(("it was aborted", "it holds weights")) for item in skipped):
-        return "fallen-back"
-    return "newest"
+    return "fallen-back" if choice.fallen_back else "newest"
 
 
-def _never_a_checkpoint(history: History, generation: GenerationId) -> bool:
-    decided = history.decided(generation)
+def _never_a_checkpoint(decided: Decided | None) -> bool:
     if decided is None:
         return False
     return isinstance(decided.record, records.Abort) or decided.record.guarantee.level == "weights"

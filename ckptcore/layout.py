@@ -105,7 +105,7 @@ def make_plan(
     values: Sequence[ValueFacts],
     *,
     rank: int,
-    chunk_bytes: int = 32 << 20,
+    chunk_bytes: int = geometry.CHUNK_BYTES,
 ) -> Plan:
     """Lay out the leaves and choose what `rank` writes (spec: layout; arrays, "owner").
 

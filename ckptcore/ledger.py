@@ -68,8 +68,8 @@ def decide(store: Store, record: records.Decision, *, clock: Clock, timeout: flo
     other = decode(generation, found, record.run_id)
     if other.committed and isinstance(record, records.Manifest):
         raise ProtocolViolation(
-            f"{names.ledger_key(generation)} holds another manifest ({other.digest}) than the one derived from the stored receipts"
-            f" ({digest(data)}). Nothing was overwritten. Do not delete either; report this."
+            f"{names.ledger_key(generation)} holds another manifest ({other.digest}) than the one derived from the stored"
+            f" receipts ({digest(data)}). Nothing was overwritten. Do not delete either; report this."
         )
     return other
 

@@ -139,8 +139,9 @@ def _problem(leaf: Wanted, found: StoredLeaf, value_of: Callable[[StoredLeaf], A
         same = type(value) is type(leaf.value) and value == leaf.value
         return None if same else f"the target is {leaf.value!r} there, the checkpoint {value!r}"
     if leaf.kind == "value":
-        fits = leaf.scalar is None or _scalar_of(value) == leaf.scalar
-        return None if fits and not _is_empty(value) else f"the target holds {_scalar_or_type(leaf)}, the checkpoint {value!r}"
+        # Exact types: True is not 1, and text is not bytes.
+        fits = type(value) is type(leaf.value)
+        return None if fits else f"the target holds {_scalar_or_type(leaf)}, the checkpoint {value!r}"
     if leaf.shape == () and _array_scalar(leaf.dtype) is not None and _scalar_of(value) == _array_scalar(leaf.dtype):
         return None
     return f"the target is an array of {leaf.dtype}{list(leaf.shape or ())}, the checkpoint holds the value {value!r}"
@@ -179,10 +180,6 @@ def _array_scalar(dtype: str | None) -> str | None:
         if dtype is not None and dtype.startswith(starts):
             return scalar
     return None
-
-
-def _is_empty(value: Any) -> bool:
-    return value is None or (isinstance(value, dict | list | tuple) and not value)
 
 
 def _scalar_or_type(leaf: Wanted) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Literal
 
 from ckptcore.errors import CallError, InvalidRecord
 
@@ -29,7 +30,7 @@ _COMPONENT = re.compile(r"[A-Za-z_][A-Za-z0-9_\-]{0,63}")
 _CLAIM = re.compile(r"incarnations/([0-9]{6})/(claim|base)\.json")
 _LEDGER = re.compile(r"ledger/([0-9]{6}-[0-9]{12}-[1-9][0-9]{0,5})(\.retired)?\.json")
 
-PathElement = tuple[str, str | int]
+PathElement = tuple[Literal["key", "index", "attr"], str | int]
 """`("key", str | int)`, `("index", int)` or `("attr", str)`."""
 
 Path = tuple[PathElement, ...]

@@ -8,7 +8,7 @@ wrong value:
 - JSON leaves, whose values are in records of their own;
 - arrays on an irregular grid, which are many zarr arrays;
 - arrays whose stored dtype is not their logical one, and tied arrays, which have no copy of their own;
-- arrays with a `/`, `\\`, `%` or control character in their path, whose names are escaped.
+- arrays with a slash, backslash, `%` or control character in their path, whose names are escaped.
 
 Orbax builds a list by position: where leaving out would shift its elements, `None` is shown.
 Without a target Orbax gives numpy arrays, and key data for typed random keys.

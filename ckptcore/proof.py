@@ -16,7 +16,7 @@ import msgspec
 from ckptcore import guarantees, names, records
 from ckptcore.arrays import StoredArray
 from ckptcore.digests import component_digest, digest, leaf_digest, topology_digest, value_digest
-from ckptcore.errors import DamageError, InvalidRecord, UnsupportedFormat
+from ckptcore.errors import DamageError, UnsupportedFormat
 from ckptcore.geometry import tiling_problems
 from ckptcore.layout import ComponentFacts, grid_of
 from ckptcore.ledger import Decided
@@ -209,18 +209,15 @@ class _Prover:
         for name, leaf in self.leaves.items():
             if isinstance(leaf.record, records.ValueLeaf):
                 value = self._stated(leaf, "values").get(leaf.ranks[0])
-                keeper = self.receipts[leaf.ranks[0]]
-                if value is None or keeper.values is None:
-                    self.problems.append(f"rank {keeper.rank} gives no digest of the value {name!r}, or no values at all")
-                elif keeper.rank != 0 and self.components[leaf.component].scope == "global":
-                    self.problems.append(f"the value {name!r} is one for all ranks, but rank 0, which stores those, does not have it")
+                if value is None:
+                    self.problems.append(f"rank {leaf.ranks[0]} gives no digest of the value {name!r}")
                 else:
                     indexed[name] = IndexedLeaf(digest=value)
             elif leaf.record.alias is None:
                 grid = grid_of(leaf.record)
                 owners = written.pop(name, {})
                 tiling = tiling_problems(grid.size, {cell: [rank for rank, _ in by] for cell, by in owners.items()})
-                self.problems.extend(f"array {name!r}: {problem}" for problem in tiling)
+                self.problems.extend(f"array {name!r}: {problem}{self._partial(leaf)}" for problem in tiling)
                 if not tiling:
                     chunks = [owners[cell][0][1] for cell in range(grid.size)]
                     indexed[name] = IndexedLeaf(
@@ -275,12 +272,21 @@ class _Prover:
         stored = {rank: self._values_of(rank) for rank in sorted({leaf.ranks[0] for leaf in self.leaves.values()})}
         for name, leaf in self.leaves.items():
             if isinstance(leaf.record, records.ValueLeaf):
-                record, rank = stored[leaf.ranks[0]], leaf.ranks[0]
-                section = {} if record is None else record.own if self.components[leaf.component].scope == "rank" else record.shared
+                rank, scope = leaf.ranks[0], self.components[leaf.component].scope
+                record = stored[rank]
+                kept = {} if record is None else (record.own if scope == "rank" else record.shared).get(leaf.component, {})
                 stated = self._stated(leaf, "values").get(rank)
-                kept = section.get(leaf.component, {})
                 if leaf.record.name not in kept or value_digest(kept[leaf.record.name]) != stated:
-                    self.problems.append(f"rank {rank}'s values lack {name!r} as its receipt states it")
+                    self.problems.append(f"rank {rank}'s values lack {name!r} as its receipt states it{self._partial(leaf)}")
+
+    def _partial(self, leaf: _Leaf) -> str:
+        """What to do about a global leaf that some ranks lack: the likely reason why nobody stored it."""
+        if self.components[leaf.component].scope == "rank" or len(leaf.ranks) == len(self.receipts):
+            return ""
+        return (
+            f" (only {show_ranks(leaf.ranks)} of {len(self.receipts)} has this leaf:"
+            f" wrap component {leaf.component!r} in PerRank (each rank its own) or RankZero (rank 0's copy counts))"
+        )
 
     def _values_of(self, rank: int) -> records.Values | None:
         descriptor, data = self.receipts[rank].values, self.evidence.values.get(rank)
@@ -293,7 +299,9 @@ class _Prover:
         else:
             try:
                 return records.decode(data, records.Values, key=descriptor.key)
-            except InvalidRecord as error:
+            except UnsupportedFormat:
+                raise
+            except DamageError as error:
                 self.problems.append(str(error))
         return None
 

@@ -210,7 +210,8 @@ class Checkpoint:
     def _layout_of(self, component: str, rank: int | None) -> records.Layout:
         if rank is None or not 0 <= rank < len(self.roster.ranks):
             raise NotFound(
-                f"component {component!r} of {self.generation} is stored per rank, for ranks 0 to {len(self.roster.ranks) - 1}; there is no rank {rank}"
+                f"component {component!r} of {self.generation} is stored per rank,"
+                f" for ranks 0 to {len(self.roster.ranks) - 1}; there is no rank {rank}"
             )
         wanted = self.roster.ranks[rank].layout
         for descriptor in self.roster.layouts:

@@ -26,8 +26,7 @@ def find(checkpoint: Checkpoint, target: Target, *, rules: Rules, ranks: Ranks) 
     that differ from their digests.
     """
     wanted = [leaf for leaf in target.wanted if ranks.get(leaf.component, 0) is not None]
-    components = [name for name in target.components if ranks.get(name, 0) is not None]
-    stored = table(checkpoint, _sources(components, wanted, rules, checkpoint), ranks)
+    stored = table(checkpoint, _sources(wanted, rules, checkpoint), ranks)
     pairs = match(wanted, stored, checkpoint.value, rules, where=f"generation {checkpoint.generation}")
     return _find(checkpoint, pairs, rules)
 
@@ -53,12 +52,11 @@ def table(checkpoint: Checkpoint, components: Sequence[str], ranks: Ranks) -> di
     return found
 
 
-def _sources(components: Sequence[str], wanted: Sequence[Wanted], rules: Rules, checkpoint: Checkpoint) -> list[str]:
+def _sources(wanted: Sequence[Wanted], rules: Rules, checkpoint: Checkpoint) -> list[str]:
     """The checkpoint's components that the target draws from, renaming considered."""
-    names = dict.fromkeys(rules.stored_name(name).split(".")[0] for name in components)
-    names.update(dict.fromkeys(rules.stored_name(leaf.name).split(".")[0] for leaf in wanted))
+    names = dict.fromkeys(rules.stored_name(leaf.name).split(".")[0] for leaf in wanted)
     known = checkpoint.manifest.components
-    return [name for name in names if name in known or rules.missing == "error" and _require(checkpoint, name)]
+    return [name for name in names if name in known or (rules.missing == "error" and _require(checkpoint, name))]
 
 
 def _require(checkpoint: Checkpoint, component: str) -> bool:

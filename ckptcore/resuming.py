@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -41,7 +41,7 @@ class Request:
     like: Mapping[str, Any] | None = None
     components: tuple[str, ...] | None = None
     step: int | None = None
-    rules: Rules = Rules()
+    rules: Rules = field(default_factory=Rules)
     accept: Level | None = None
     remap: Mapping[int, int] | None = None
 
@@ -124,8 +124,8 @@ class Resumer:
         """The guarantee that this restore can keep. Raises unless it is the saved one or the caller accepts it."""
         if request is None:
             raise CallError(
-                f"run {self.store.url} has checkpoints (the resume point is {decided.generation}), but this job has restored none:"
-                " call restore_or_init() first, or use a new URL"
+                f"run {self.store.url} has checkpoints (the resume point is {decided.generation}), but this job has restored"
+                " none: call restore_or_init() first, or use a new URL"
             )
         manifest = manifest_of(decided)
         ranks = self._ranks(manifest, request)

@@ -48,12 +48,12 @@ class Collector:
         """
         history = History.load(self.store)
         _check_readable(history)
-        retired = list(self._retire(history, keep, dry_run)) if keep is not None else []
-        aborted = list(self._abort(history, dry_run))
-        deleted = list(self._delete(set(retired) if dry_run else set(), set(aborted) if dry_run else set(), dry_run))
+        retired = list(self._retire(history, keep, dry_run=dry_run)) if keep is not None else []
+        aborted = list(self._abort(history, dry_run=dry_run))
+        deleted = list(self._delete(set(retired) if dry_run else set(), set(aborted) if dry_run else set(), dry_run=dry_run))
         return Collected(tuple(retired), tuple(aborted), tuple(deleted))
 
-    def _retire(self, history: History, keep: policies.Keep, dry_run: bool) -> Iterator[GenerationId]:
+    def _retire(self, history: History, keep: policies.Keep, *, dry_run: bool) -> Iterator[GenerationId]:
         commits = {decided.generation: decided for decided in history.commits()}
         protected = pinned(history)
         for generation, reason in policies.expendable(candidates(history), keep, protected):
@@ -62,7 +62,7 @@ class Collector:
                 tell(self.on_event, Event("retired", 0, generation, reason))
             yield generation
 
-    def _abort(self, history: History, dry_run: bool) -> Iterator[GenerationId]:
+    def _abort(self, history: History, *, dry_run: bool) -> Iterator[GenerationId]:
         """Undecided generations of superseded incarnations get their abort record; those of the newest are its own business."""
         newest = max(history.bases, default=0)
         for generation in undecided(self.store):
@@ -76,7 +76,7 @@ class Collector:
             if not coordinator.abort(generation, left).committed:
                 yield generation
 
-    def _delete(self, retired: set[GenerationId], aborted: set[GenerationId], dry_run: bool) -> Iterator[GenerationId]:
+    def _delete(self, retired: set[GenerationId], aborted: set[GenerationId], *, dry_run: bool) -> Iterator[GenerationId]:
         """Delete the data of aborted and retired generations, after a fresh look at what pins them."""
         history = History.load(self.store)
         _check_readable(history)

@@ -57,7 +57,7 @@ class Run:
         decided = self._fresh().head()
         return manifest_of(decided) if decided else None
 
-    def latest(self, verified: bool = False) -> records.Manifest | None:
+    def latest(self, *, verified: bool = False) -> records.Manifest | None:
         """The newest commit of any kind; with `verified`, the newest that a verification found whole."""
         history = self._fresh()
         for decided in history.commits():

@@ -21,7 +21,7 @@ from ckptcore.proof import Refuted, show_ranks
 from ckptcore.records import Abort
 from ckptcore.retention import Collector
 from ckptcore.store import Store
-from ckptcore.writer import Shard
+from ckptcore.writer import Identity, Shard
 
 GRACE = DECISION_TIMEOUT + 60.0
 """Seconds that the other ranks allow the coordinator for proof and commit, after its own deadline for receipts."""
@@ -49,7 +49,7 @@ class Saving:
             self._tell("superseded", str(error))
             raise
         except Exception as error:
-            self._give_up(error)
+            give_up(self._coordinator(), identity, rank, error)
             self._tell("failed", str(error))
             raise SaveFailed(f"rank {rank} could not write its part of {identity.generation}: {error}") from error
         decided = self._decide() if rank == 0 else self._await()
@@ -98,15 +98,6 @@ class Saving:
             return f"no receipt from {show_ranks(late)}"
         return "all receipts are there, rank 0 (the coordinator) has not decided"
 
-    def _give_up(self, error: Exception) -> None:
-        """Say so in a failed receipt. Rank 0 decides at once what that means."""
-        writer.give_up(self.store, self.shard, error)
-        if self.shard.rank == 0:
-            try:
-                self._coordinator().abort(self.shard.identity.generation, Refuted(f"rank 0 could not write its part: {error}"))
-            except CheckpointError as also:
-                error.add_note(f"(the abort could not be recorded either, the next start does: {also})")
-
     def _afterwards(self, decided: Decided) -> None:
         """Metrics and retention. The commit stands whatever happens here, so trouble is told, not raised."""
         try:
@@ -123,3 +114,16 @@ class Saving:
 
     def _tell(self, kind, message: str = "") -> None:
         tell(self.on_event, Event(kind, self.shard.rank, self.shard.identity.generation, message))
+
+
+def give_up(coordinator: Coordinator, identity: Identity, rank: int, error: Exception) -> None:
+    """Say in a failed receipt that this rank's part will not come, so that nobody waits. Rank 0 decides at once what that means.
+
+    `error` matters more than trouble with that, which is noted on it.
+    """
+    writer.give_up(coordinator.store, identity, rank, error)
+    if rank == 0:
+        try:
+            coordinator.abort(identity.generation, Refuted(f"rank 0 could not write its part: {error}"))
+        except CheckpointError as also:
+            error.add_note(f"(the abort could not be recorded either, the next start does: {also})")

@@ -50,7 +50,8 @@ def prepare(backend: Backend, session: Session, order: Order, *, chunk_bytes: in
     for name, component in flat.components.items():
         if component.rank_zero and component.kind in ("data", "rng"):
             raise CallError(
-                f"component {name!r} cannot be RankZero: ranks with other {component.kind} would resume with rank 0's. Use PerRank"
+                f"component {name!r} cannot be RankZero: ranks with other {component.kind} would resume with rank 0's."
+                " Use PerRank"
             )
     facts = {**flat.components, **{name: manifest_of(source).components[name] for name, source in references.items()}}
     least = None if order.guarantee == "weights" else order.require
@@ -66,11 +67,23 @@ def prepare(backend: Backend, session: Session, order: Order, *, chunk_bytes: in
     )
 
 
+def identify(backend: Backend, session: Session, prepared: Prepared, generation: GenerationId) -> Identity:
+    """What all receipts of the save say alike."""
+    return Identity(
+        run_id=session.run_id,
+        generation=generation,
+        claim=session.incarnation.claim.nonce,
+        participants=session.channel.size,
+        guarantee=prepared.promised,
+        topology=backend.topology(prepared.flat.meshes),
+    )
+
+
 def stage(
     backend: Backend,
     session: Session,
     prepared: Prepared,
-    generation: GenerationId,
+    identity: Identity,
     latest: Decided | None,
     *,
     limit: int | None,
@@ -82,20 +95,11 @@ def stage(
     replicated = [array.name for array in flat.arrays if array.host_replicated and array.alias is None]
     captured = clock.utc()
     staged = flat.stage(own, replicated, limit)
-    topology = backend.topology(flat.meshes)
-    identity = Identity(
-        run_id=session.run_id,
-        generation=generation,
-        claim=session.incarnation.claim.nonce,
-        participants=session.channel.size,
-        guarantee=prepared.promised,
-        topology=topology,
-    )
     lead = None
     if session.rank == 0:
         lead = records.Lead(
             captured=captured,
-            topology=topology,
+            topology=identity.topology,
             parent=str(latest.generation) if latest else None,
             parent_manifest=latest.digest if latest else None,
             versions=backend.versions(),

@@ -57,11 +57,11 @@ def write(store: Store, shard: Shard, *, clock: Clock, on_event: Listener | None
     return _Writer(store, shard, clock, on_event).run()
 
 
-def give_up(store: Store, shard: Shard, error: Exception) -> None:
+def give_up(store: Store, identity: Identity, rank: int, error: Exception) -> None:
     """Tell the coordinator at once that this rank's part will not come. `error` matters more than trouble with that."""
     reason = records.clip(f"{type(error).__name__}: {error}")
     try:
-        _put_receipt(store, Receipt(**_identity_fields(shard), status="failed", reason=reason))
+        _put_receipt(store, Receipt(**_identity_fields(identity, rank), status="failed", reason=reason))
     except CheckpointError as also:
         error.add_note(f"(the failed receipt could not be written either: {also})")
 
@@ -144,7 +144,7 @@ class _Writer:
     ) -> Receipt:
         identity = self.shard.identity
         return Receipt(
-            **_identity_fields(self.shard),
+            **_identity_fields(identity, self.shard.rank),
             status="complete",
             guarantee=identity.guarantee,
             topology=topology_digest(identity.topology),
@@ -161,15 +161,14 @@ class _Writer:
         tell(self.on_event, Event(kind, self.shard.rank, self.generation, detail=detail or {}))
 
 
-def _identity_fields(shard: Shard) -> dict[str, Any]:
-    identity = shard.identity
+def _identity_fields(identity: Identity, rank: int) -> dict[str, Any]:
     return {
         "run_id": identity.run_id,
         "generation": str(identity.generation),
         "incarnation": identity.generation.incarnation,
         "claim": identity.claim,
         "step": identity.generation.step,
-        "rank": shard.rank,
+        "rank": rank,
         "participants": identity.participants,
     }
 

@@ -1,10 +1,12 @@
 """Training checkpoints for JAX that can be proven whole.
 
+```
 with jaxckpt.Checkpointer("gs://bucket/run-42", interval=1000) as ckpt:
     restored = ckpt.restore_or_init(init, like=abstract)
     ...
     if ckpt.should_save(step):
         ckpt.save(step, components)
+```
 """
 
 from importlib.util import find_spec as _find_spec

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from importlib import metadata
 from typing import Any
 
@@ -59,11 +59,18 @@ class JaxBackend:
 class JaxFlat(Flat):
     """The leaves of a JAX program's state, and the arrays behind them until they are staged."""
 
-    sources: Mapping[str, Source] = field(repr=False)
+    sources: dict[str, Source] = field(repr=False)
 
     def stage(self, own: Mapping[str, Sequence[Box]], replicated: Sequence[str], limit: int | None) -> Staged:
-        """See `Flat.stage`. Call it before the arrays are donated."""
-        return staging.stage(self.sources, own, replicated, limit)
+        """See `Flat.stage`. Call it before the arrays are donated.
+
+        It succeeds once: then the arrays are let go, so that no device memory is kept while the snapshot is written.
+        """
+        if self.arrays and not self.sources:
+            raise CallError("this state was staged before; flatten it again")
+        staged = staging.stage(self.sources, own, replicated, limit)
+        self.sources.clear()
+        return staged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +96,8 @@ def flatten(components: Mapping[str, Any]) -> JaxFlat:
     arrays: list[ArrayFacts] = []
     values: list[ValueFacts] = []
     sources: dict[str, Source] = {}
+    # Many leaves share sharding and shape; on many devices the boxes are what takes time.
+    holders = cache(shards.holders)
     for name, component in components.items():
         inner, scope, rank_zero = parts.unwrap(component)
         facts[name] = ComponentFacts(kind=parts.kind_of(name), scope=scope, rank_zero=rank_zero)
@@ -96,7 +105,7 @@ def flatten(components: Mapping[str, Any]) -> JaxFlat:
             if not leaves.is_array(leaf):
                 values.append(ValueFacts(component=name, path=path, value=leaf))
                 continue
-            array, source = _array(name, path, leaf, facts[name])
+            array, source = _array(name, path, leaf, facts[name], holders)
             arrays.append(array)
             sources[array.name] = source
     shardings = (source.data.sharding for source in sources.values() if isinstance(source.data, jax.Array) and not source.local)
@@ -138,7 +147,9 @@ def _unpacked(item: tuple[Path, Any]) -> tuple[Path, Any]:
     return ((*path, nested.BYTES), np.frombuffer(leaf, np.uint8)) if leaves.is_long(leaf) else item
 
 
-def _array(component: str, path: Path, leaf: Any, facts: ComponentFacts) -> tuple[ArrayFacts, Source]:
+def _array(
+    component: str, path: Path, leaf: Any, facts: ComponentFacts, holders: Callable[..., dict[Box, tuple[int, ...]]]
+) -> tuple[ArrayFacts, Source]:
     found = leaves.array_source(leaf, show_path(component, path))
     sharding = found.data.sharding if isinstance(found.data, jax.Array) else None
     local = sharding is None or not shards.spans_processes(sharding) or (facts.scope == "rank" and sharding.is_fully_addressable)
@@ -151,7 +162,7 @@ def _array(component: str, path: Path, leaf: Any, facts: ComponentFacts) -> tupl
         stored_dtype=stored,
         shape=found.shape,
         itemsize=itemsize,
-        shards=_local_holders(found.shape, facts) if sharding is None or local else shards.holders(sharding, found.shape),
+        shards=_local_holders(found.shape, facts) if sharding is None or local else holders(sharding, found.shape),
         weak_type=found.weak_type,
         prng_impl=found.prng_impl,
         memory_kind=None if sharding is None else shards.memory_kind(sharding),

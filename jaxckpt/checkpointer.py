@@ -7,6 +7,7 @@ from typing import Literal
 
 from ckptcore import checkpointer, run
 from ckptcore.events import Listener
+from ckptcore.geometry import CHUNK_BYTES
 from ckptcore.guarantees import Derived
 from ckptcore.keep import Keep
 from ckptcore.records import Level
@@ -37,7 +38,7 @@ class Checkpointer(checkpointer.Checkpointer):
         on_preemption: Literal["save", "ignore"] = "save",
         coordinator_timeout: float = 600.0,
         max_staging_bytes: int | None = None,
-        chunk_bytes: int = 32 << 20,
+        chunk_bytes: int = CHUNK_BYTES,
         on_event: Listener | None = None,
     ) -> None:
         super().__init__(

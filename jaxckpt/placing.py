@@ -92,9 +92,10 @@ def _sharded_array(boxes: Boxes, shape: tuple[int, ...], sharding: Sharding, dty
 
 
 def _default_array(value: np.ndarray, memory_kind: str | None) -> jax.Array:
-    if memory_kind is None:
+    device = jax.local_devices()[0]
+    if memory_kind is None or memory_kind not in {memory.kind for memory in device.addressable_memories()}:
         return jax.device_put(value)
-    return jax.device_put(value, SingleDeviceSharding(jax.local_devices()[0], memory_kind=memory_kind))
+    return jax.device_put(value, SingleDeviceSharding(device, memory_kind=memory_kind))
 
 
 def _weak(array: jax.Array) -> jax.Array:

@@ -16,10 +16,16 @@ from ckptcore import canonical, digests, records
 from ckptcore.geometry import Box
 
 
+def box(index: Sequence[slice], shape: Sequence[int]) -> Box:
+    """A shard's index, as JAX gives it, as a box."""
+    bounds = [part.indices(extent) for part, extent in zip(index, shape, strict=True)]
+    return Box(tuple(start for start, _, _ in bounds), tuple(stop for _, stop, _ in bounds))
+
+
 def boxes(sharding: Sharding, shape: Sequence[int]) -> dict[Any, Box]:
     """The box of an array of `shape` that each device of `sharding` holds, by device, over all processes."""
     indices = sharding.devices_indices_map(tuple(shape))
-    return {device: _box(index, shape) for device, index in indices.items()}
+    return {device: box(index, shape) for device, index in indices.items()}
 
 
 def holders(sharding: Sharding, shape: Sequence[int]) -> dict[Box, tuple[int, ...]]:
@@ -75,11 +81,6 @@ def topology(meshes: Sequence[records.Mesh]) -> records.Topology:
         devices=jax.device_count(),
         meshes=list(meshes),
     )
-
-
-def _box(index: Sequence[slice], shape: Sequence[int]) -> Box:
-    bounds = [part.indices(extent) for part, extent in zip(index, shape, strict=True)]
-    return Box(tuple(start for start, _, _ in bounds), tuple(stop for _, stop, _ in bounds))
 
 
 def _mesh_facts(mesh: Mesh) -> list[object]:

@@ -88,8 +88,7 @@ def _fetch_parts(source: Source, own: Sequence[Box]) -> list[Fetch]:
     data = source.data
     if isinstance(data, np.ndarray) or not own:
         return []
-    indices = shards.boxes(data.sharding, data.shape)
-    held = {indices[shard.device]: shard.data for shard in data.addressable_shards}
+    held = {shards.box(shard.index, data.shape): shard.data for shard in data.addressable_shards}
     homes = [next(box for box in held if box.contains(cell)) for cell in own]
     wanted: dict[Box, int] = {}
     for home, cell in zip(homes, own, strict=True):

@@ -11,8 +11,7 @@ import numpy as np
 from ckptcore import dtypes
 from ckptcore.arrays import ArrayReader, DatabaseWriter, StoredArray, check_merged, merge
 from ckptcore.geometry import Box, Grid
-from ckptcore.names import database_prefix, state_prefix
-from ckptcore.names import GenerationId
+from ckptcore.names import GenerationId, database_prefix, state_prefix
 from ckptcore.store import Store, open_store
 
 GENERATION = GenerationId(1, 10, 1)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptcore.errors import CallError
-from ckptcore.geometry import Box, Claimable, Grid, assign, choose_grid, tiling_problems
+from ckptcore.geometry import CHUNK_BYTES, Box, Claimable, Grid, assign, choose_grid, tiling_problems
 
 Cuts = tuple[tuple[int, ...], ...]
 
@@ -219,7 +219,7 @@ class TestChooseGrid:
         grid = choose_grid((20000, 30000), [Box.whole((20000, 30000))], 4)
         assert grid.chunk_shape is not None
         assert max(grid.chunk_shape) <= 2 * min(grid.chunk_shape)
-        assert 8 << 20 <= grid.largest * 4 <= 32 << 20
+        assert 4 << 20 <= grid.largest * 4 <= CHUNK_BYTES
         assert math.prod(count * side for count, side in zip(grid.counts, grid.chunk_shape, strict=True)) < 1.01 * 20000 * 30000
 
     def test_cuts_of_a_shard_divide_it(self) -> None:
@@ -227,7 +227,7 @@ class TestChooseGrid:
         grid = choose_grid(shape, even_shards(shape, (4, 1)), 4)
         assert grid.chunk_shape is not None
         assert (3 * 2048) % grid.chunk_shape[0] == 0
-        assert grid.largest * 4 <= 32 << 20
+        assert grid.largest * 4 <= CHUNK_BYTES
 
     def test_a_prime_shard_is_cut_along_other_dimensions(self) -> None:
         prime = 12569
@@ -238,7 +238,7 @@ class TestChooseGrid:
         prime = 100_000_007
         grid = choose_grid((4 * prime,), even_shards((4 * prime,), (4,)), 4)
         assert grid.cuts is not None
-        assert grid.largest * 4 <= 32 << 20
+        assert grid.largest * 4 <= CHUNK_BYTES
         assert set(grid.cuts[0]) >= {prime * k for k in range(5)}
         assert grid.size <= 4 * 32
 
@@ -249,7 +249,7 @@ class TestChooseGrid:
         large = choose_grid((50257, 768), row_shards(bounds, 768), 4)
         assert large.cuts is not None
         assert set(bounds) < set(large.cuts[0])
-        assert large.largest * 4 <= 32 << 20
+        assert large.largest * 4 <= CHUNK_BYTES
 
     def test_a_few_odd_boundaries_stay_regular(self) -> None:
         """A small array may have a few more chunks than shards: a regular grid serves more readers."""

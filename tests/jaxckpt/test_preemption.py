@@ -1,0 +1,105 @@
+"""SIGTERM: one step for all ranks, a second signal ends the process, handlers come back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+
+from ckptcore.errors import CallError
+from jaxckpt.preemption import Preemption
+from tests.jaxckpt.procs import Job
+
+TRAINING = """
+    import itertools
+    import threading
+    from jaxckpt.preemption import Preemption
+
+    from jaxckpt.backend import JaxBackend
+
+    channel = JaxBackend().channel()
+    preemption = Preemption()
+    print("READY", flush=True)
+    # The barrier stands for a training step: it keeps the ranks at the same step.
+    for step in itertools.count():
+        channel.gather(b"", timeout=60, what="a step")
+        if preemption.reached(step):
+            break
+    assert preemption.reached(step)
+    print("REACHED", step, flush=True)
+    if "stay" in ARGS:
+        threading.Event().wait()
+    preemption.close()
+"""
+
+
+def reached_step(line: str) -> int:
+    return int(line.split()[1])
+
+
+def test_both_ranks_stop_at_the_same_step() -> None:
+    with Job(TRAINING) as job:
+        for rank in job.ranks:
+            rank.wait_for("READY")
+        job.ranks[1].send(signal.SIGTERM)
+        steps = [reached_step(rank.wait_for("REACHED")) for rank in job.ranks]
+        assert steps[0] == steps[1]
+        job.wait()
+
+
+def test_a_second_signal_ends_the_process_at_once() -> None:
+    with Job(TRAINING, args=["stay"]) as job:
+        for rank in job.ranks:
+            rank.wait_for("READY")
+        job.ranks[0].send(signal.SIGTERM)
+        for rank in job.ranks:
+            rank.wait_for("REACHED")
+        job.ranks[1].send(signal.SIGTERM)
+        assert job.ranks[1].wait(timeout=10) == -signal.SIGTERM
+
+
+def test_one_process_stops_and_a_second_signal_ends_it() -> None:
+    with Job(TRAINING, size=1, args=["stay"]) as job:
+        (rank,) = job.ranks
+        rank.wait_for("READY")
+        rank.send(signal.SIGTERM)
+        rank.wait_for("REACHED")
+        rank.send(signal.SIGTERM)
+        assert rank.wait(timeout=10) == -signal.SIGTERM
+
+
+def test_the_handler_from_before_comes_back() -> None:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: seen.append(number))
+    try:
+        preemption = Preemption()
+        assert not preemption.reached(1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert preemption.reached(2)
+        assert preemption.reached(3)
+        preemption.close()
+        preemption.close()
+        assert seen == []
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert seen == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_only_the_main_thread_can_watch() -> None:
+    errors: list[Exception] = []
+
+    def watch() -> None:
+        try:
+            Preemption()
+        except CallError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    thread.join()
+    assert len(errors) == 1
+    with pytest.raises(CallError, match="main thread"):
+        raise errors[0]

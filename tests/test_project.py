@@ -1,0 +1,173 @@
+"""Rules about the source itself: what may import what, how long a file may be, what no file may do."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# Who may import whom, lowest first. A module imports from the rows above its own only; a package
+# from the packages above it, whatever the row.
+LAYERS: dict[str, list[str]] = {
+    "ckptcore": [
+        "clock errors preemption",
+        "canonical channel components dtypes geometry names posix retry sampler schedule",
+        "cadence events nested storekeys structs values",
+        "filestore objectstore records",
+        "digests guarantees handle keep layout schemas store",
+        "array_spec backend ledger notes orbax_view probe",
+        "array_merge array_writer history",
+        "array_reader",
+        "arrays",
+        "proof reader writer",
+        "coordinator match verify",
+        "incarnations restore",
+        "forks retention session",
+        "resuming run saving snapshot",
+        "checkpointer",
+        "__init__",
+    ],
+    "jaxckpt": [
+        "channel leaves preemption rng shards tree",
+        "placing staging",
+        "backend",
+        "checkpointer",
+        "__init__",
+    ],
+    "demo": [
+        "__init__ job run_log store_view",
+        "compare faults model processes",
+        "outcome train",
+        "acts",
+        "__main__",
+    ],
+}
+FRAMEWORKS = {"jax", "jaxlib", "flax", "optax", "torch"}
+FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
+FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
+MAX_LINES = 500
+
+SOURCES = sorted(path for package in LAYERS for path in (ROOT / package).rglob("*.py"))
+ALL_PYTHON = SOURCES + sorted((ROOT / "tests").rglob("*.py"))
+
+
+def module_of(path: Path) -> str:
+    """`ckptcore/reader.py` → `ckptcore.reader`; a package's `__init__` keeps that name."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Every module that a file imports, wherever in the file the import stands."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            yield from (_imported(node.module or "", alias.name) for alias in node.names)
+
+
+def _imported(module: str, name: str) -> str:
+    """What `from module import name` depends on: a submodule if there is one of that name."""
+    is_module = (ROOT / module.replace(".", "/") / f"{name}.py").exists()
+    return f"{module}.{name}" if is_module else module
+
+
+def heights() -> dict[str, int]:
+    """Module → its place in the order: the higher, the more it may import."""
+    rows = [(package, row) for package, packages_rows in LAYERS.items() for row in packages_rows]
+    return {f"{package}.{name}": height for height, (package, row) in enumerate(rows) for name in row.split()}
+
+
+def test_there_is_something_to_check() -> None:
+    assert {path.parts[len(ROOT.parts)] for path in SOURCES} == set(LAYERS)
+
+
+def test_every_module_has_a_place_in_the_order() -> None:
+    found = {module_of(path) for path in SOURCES}
+    assert found == set(heights()), "LAYERS in this file lists each module once"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=module_of)
+def test_imports_point_down_only(path: Path) -> None:
+    order = heights()
+    own = order[module_of(path)]
+    ours = [f"{name}.__init__" if name in LAYERS else name for name in imports_of(path) if name.split(".")[0] in LAYERS]
+    assert [name for name in ours if order[name] >= own and name != module_of(path)] == []
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=module_of)
+def test_core_names_no_framework(path: Path) -> None:
+    frameworks = {name.split(".")[0] for name in imports_of(path)} & FRAMEWORKS
+    assert not frameworks or not path.is_relative_to(ROOT / "ckptcore")
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=module_of)
+def test_nothing_runs_code_from_data(path: Path) -> None:
+    """No pickle in any disguise, and nothing that turns text into code."""
+    assert {name.split(".")[0] for name in imports_of(path)} & FORBIDDEN_MODULES == set()
+    calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    assert {call.id for call in calls if isinstance(call, ast.Name)} & FORBIDDEN_CALLS == set()
+
+
+@pytest.mark.parametrize("path", ALL_PYTHON, ids=module_of)
+def test_files_stay_short(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= MAX_LINES
+
+
+def test_importing_the_core_loads_no_framework() -> None:
+    """Every module of the core, in a fresh interpreter."""
+    loaded = _loaded_by(module_of(path).removesuffix(".__init__") for path in SOURCES if path.is_relative_to(ROOT / "ckptcore"))
+    assert {name.split(".")[0] for name in loaded} & FRAMEWORKS == set()
+    assert "ckptcore.records" in loaded
+
+
+def test_the_demo_supervises_without_jax() -> None:
+    loaded = _loaded_by(["demo.__main__"])
+    assert {name.split(".")[0] for name in loaded} & {"jax", "jaxckpt"} == set()
+    assert "demo.processes" in loaded
+
+
+def _loaded_by(modules: Iterable[str]) -> set[str]:
+    program = f"import importlib, sys; [importlib.import_module(name) for name in {list(modules)!r}]; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("package", ["ckptcore", "jaxckpt"])
+def test_packages_are_typed(package: str) -> None:
+    assert (ROOT / package / "py.typed").exists()
+
+
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", ".ci/run", "Makefile"])
+def test_every_command_that_is_named_exists(document: str) -> None:
+    commands = set(re.findall(r"(?:^|`)make ([a-z-]+)", (ROOT / document).read_text(), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert commands <= targets
+    assert commands or document == "Makefile"
+
+
+@pytest.mark.parametrize("target", ["help", "demo", "test", "test-quick", "check", "format", "clean"])
+def test_make_has_the_target(target: str) -> None:
+    done = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S607 - make is found on PATH
+    assert done.returncode == 0, done.stderr
+
+
+def test_ci_runs_the_two_commands_and_nothing_else() -> None:
+    lines = (ROOT / ".ci" / "run").read_text().splitlines()
+    commands = [line for line in lines if line and not line.startswith(("#", "set ", "cd "))]
+    assert commands == ["make check", "make test"]
+
+
+def test_what_is_tested_is_pinned_exactly() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [line for line in lines if not line.startswith("#")]
+    assert all(re.fullmatch(r"[A-Za-z0-9_.\-]+==[0-9][0-9a-z.]*", pin) for pin in pins)
+    assert "torch==2.13.0" in pins
