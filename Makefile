@@ -36,6 +36,7 @@ clean: ## Remove the environment and every cache
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else "Python 3.11 or newer is needed, $(PYTHON) is %d.%d: make PYTHON=/path/to/python3.11" % v[:2])' >&2
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' >&2
+	@echo "Making $(VENV): a few minutes, most of them downloads" >&2
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' >&2
 	@touch $@

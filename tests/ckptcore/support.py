@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ckptcore import components as parts
-from ckptcore import dtypes, nested, records, snapshot
+from ckptcore import dtypes, nested, records, restore, snapshot
 from ckptcore.backend import Flat, Found, Staged, Target, Wanted
 from ckptcore.channel import Channel, LocalChannel
 from ckptcore.checkpointer import Checkpointer
@@ -24,12 +24,13 @@ from ckptcore.history import History
 from ckptcore.incarnations import Incarnation, Opening
 from ckptcore.layout import ArrayFacts, ComponentFacts, ValueFacts
 from ckptcore.ledger import Decided
+from ckptcore.match import Rules
 from ckptcore.names import GenerationId
 from ckptcore.reader import Checkpoint
 from ckptcore.records import StoreFacts
 from ckptcore.session import Session
 from ckptcore.store import Store
-from ckptcore.verify import check_whole
+from ckptcore.verify import check_whole, verify
 from ckptcore.writer import Shard, write
 
 T = TypeVar("T")
@@ -221,7 +222,7 @@ class HostBackend:
     def versions(self) -> dict[str, str]:
         return {"numpy": np.__version__}
 
-    def topology(self, meshes: Sequence[records.Mesh]) -> records.Topology:
+    def topology(self, meshes: Sequence[records.Mesh]) -> records.Topology:  # noqa: ARG002 - hosts have none
         return topology(self.link.size)
 
     def flatten(self, components: Mapping[str, Any]) -> HostFlat:
@@ -262,12 +263,12 @@ class HostBackend:
             inner, scope, rank_zero = parts.unwrap(component)
             facts[name] = ComponentFacts(kind=parts.kind_of(name), scope=scope, rank_zero=rank_zero)
             leaves = nested.split(inner, lambda leaf: is_array(leaf) or leaf is ANYTHING, where=name)
-            slots[name] = [(_wanted(name, path, leaf, scope == "rank"), leaf) for path, leaf in leaves]
+            slots[name] = [(_wanted(name, path, leaf, rank_scoped=scope == "rank"), leaf) for path, leaf in leaves]
         wanted = [item for component in slots.values() for item, _ in component]
         return HostTarget(wanted=wanted, components=facts, like=like, slots=slots)
 
 
-def _wanted(component: str, path: Any, leaf: Any, rank_scoped: bool) -> Wanted:
+def _wanted(component: str, path: Any, leaf: Any, *, rank_scoped: bool) -> Wanted:
     kwargs: dict[str, Any] = {"component": component, "path": path, "rank_scoped": rank_scoped}
     if leaf is ANYTHING:
         return Wanted(kind="any", **kwargs)
@@ -334,7 +335,7 @@ class WrappedStore:
         self.inner = inner
         self.url, self.driver, self.context = inner.url, inner.driver, inner.context
 
-    def around(self, operation: str, key: str, call: Callable[[], T]) -> T:
+    def around(self, operation: str, key: str, call: Callable[[], T]) -> T:  # noqa: ARG002 - for those who override it
         return call()
 
     def put_if_absent(self, key: str, data: bytes) -> bytes:
@@ -366,26 +367,37 @@ class WrappedStore:
 
 
 class DyingStore(WrappedStore):
-    """Its process dies at operation number `at` (from 1): before it takes effect, or right `after`."""
+    """Its process dies right before its change number `at` (from 1) of the store; no change is ever made after that.
 
-    def __init__(self, inner: Store, at: int | None = None, *, after: bool = False) -> None:
+    Dying before a read, or after a change, leaves the same store as dying before the next change. With `torn`
+    the last change is made by half: of a rank's database half the files survive, of a deletion half of it was done.
+    """
+
+    CHANGES = ("put_if_absent", "delete", "delete_prefix", "sync", "kvstore")
+    TORN = ("delete_prefix", "sync")
+
+    def __init__(self, inner: Store, at: int | None = None, *, torn: bool = False) -> None:
         super().__init__(inner)
-        self.at, self.after, self.count, self.dead = at, after, 0, False
+        self.at, self.torn, self.count, self.last = at, torn, 0, ""
         self.lock = threading.Lock()
+
+    @property
+    def dead(self) -> bool:
+        return self.at is not None and self.count >= self.at
 
     def around(self, operation: str, key: str, call: Callable[[], T]) -> T:
         with self.lock:
             if self.dead:
                 raise Died(key)
-            self.count += 1
-            self.dead = self.count == self.at
-            dying = self.dead
-        if dying and not self.after:
-            raise Died(key)
-        result = call()
-        if dying:
-            raise Died(key)
-        return result
+            self.count += operation in self.CHANGES
+            if self.dead:
+                self.last = operation
+                if self.torn and (operation == "delete_prefix" or (operation == "sync" and "/ranks/" in key)):
+                    keys = [*self.inner.list(key)]
+                    for lost in keys[: (len(keys) + 1) // 2]:
+                        self.inner.delete(lost)
+                raise Died(key)
+        return call()
 
 
 class FaultyStore(WrappedStore):
@@ -476,7 +488,8 @@ class Job:
             "latest": self.latest,
         }
         prepared = snapshot.prepare(backend, session, snapshot.Order(**wanted | order), chunk_bytes=48)
-        return snapshot.stage(backend, session, prepared, generation, self.latest, limit=None, clock=self.clock)
+        identity = snapshot.identify(backend, session, prepared, generation)
+        return snapshot.stage(backend, session, prepared, identity, self.latest, limit=None, clock=self.clock)
 
     def write(self, generation: GenerationId, rank: int, **order: Any) -> records.Receipt:
         return write(self.of(rank), self.shard(generation, rank, **order), clock=self.clock)
@@ -516,3 +529,35 @@ def flip(path: FilePath, position: int = -1) -> None:
     data[position] ^= 1
     path.chmod(0o644)
     path.write_bytes(data)
+
+
+# What must hold
+
+
+def commits(store: Store) -> list[Checkpoint]:
+    """Every commit that is not retired, newest first."""
+    return [Checkpoint(store, decided) for decided in History.load(store).commits()]
+
+
+def check_commits(store: Store) -> list[GenerationId]:
+    """Verify every readable commit deep, and return them, newest first."""
+    found = []
+    for checkpoint in commits(store):
+        verification = verify(checkpoint, deep=True)
+        assert verification.ok, verification.problems
+        found.append(checkpoint.generation)
+    return found
+
+
+def restored_step(store: Store, generation: GenerationId, size: int) -> int:
+    """The step whose state a commit holds, after comparing every leaf with what `state` gives for it."""
+    decided = History.load(store).decided(generation)
+    assert decided is not None
+    checkpoint = Checkpoint(store, decided)
+    for rank in range(size):
+        ranks = {"rng": rank}
+        expected = state(generation.step, rank, size)
+        host = restore.host(checkpoint, list(expected), rules=Rules(), ranks=ranks)
+        whole = {**expected, "rng": expected["rng"].value, "params": {**expected["params"], "w": weights(generation.step)}}
+        assert same(host, whole), (host, whole)
+    return generation.step

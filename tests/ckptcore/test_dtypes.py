@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -10,7 +12,17 @@ import tensorstore as ts
 from ckptcore import dtypes
 from ckptcore.errors import CallError, UnsupportedFormat, UnsupportedLeaf
 
-NARROW = {"int1": 1, "uint1": 1, "int2": 2, "uint2": 2, "int4": 4, "uint4": 4, "float4_e2m1fn": 4, "float6_e2m3fn": 6, "float6_e3m2fn": 6}
+NARROW = {
+    "int1": 1,
+    "uint1": 1,
+    "int2": 2,
+    "uint2": 2,
+    "int4": 4,
+    "uint4": 4,
+    "float4_e2m1fn": 4,
+    "float6_e2m3fn": 6,
+    "float6_e3m2fn": 6,
+}
 
 
 def every_bit_pattern(name: str) -> np.ndarray:
@@ -69,6 +81,10 @@ def test_a_bool_is_zero_or_one() -> None:
     assert dtypes.to_stored(np.array([0, 1, 2, 255], np.uint8).view(np.bool_)).view(np.uint8).tolist() == [0, 1, 1, 1]
 
 
+def test_equal_dtypes_have_one_name() -> None:
+    assert {dtypes.name_of(np.dtype(code), where="x") for code in "lq"} == {"int64"}
+
+
 def test_bytes_are_little_endian() -> None:
     array = np.array([1.5, -2.0], ">f4")
     stored = dtypes.to_stored(array)
@@ -89,9 +105,11 @@ def test_views_that_are_not_contiguous() -> None:
     assert dtypes.to_stored(array).tolist() == (np.arange(24).reshape(4, 6)[:, ::2] % 16).tolist()
 
 
-@pytest.mark.parametrize("dtype", ["O", "U3", "S4", "M8[ns]", "m8[s]", "V8", np.dtype([("a", "f4")]), ml_dtypes.complex32, np.longdouble])
-def test_other_dtypes_are_refused_by_the_name_of_the_leaf(dtype: object) -> None:
-    with pytest.raises(UnsupportedLeaf, match="params.w"):
+@pytest.mark.parametrize(
+    "dtype", ["O", "U3", "S4", "M8[ns]", "m8[s]", "V8", np.dtype([("a", "f4")]), ml_dtypes.complex32, np.longdouble]
+)
+def test_other_dtypes_are_refused_by_the_name_of_the_leaf(dtype: Any) -> None:
+    with pytest.raises(UnsupportedLeaf, match=r"params\.w"):
         dtypes.to_stored(np.zeros(2, dtype), where="params.w")
 
 
