@@ -13,13 +13,14 @@ from typing import Any
 from ckptcore import names, records, values
 from ckptcore.clock import Clock
 from ckptcore.digests import digest
-from ckptcore.errors import CallError, DamageError
+from ckptcore.errors import CallError, DamageError, InvalidRecord
 from ckptcore.events import log
 from ckptcore.names import GenerationId
 from ckptcore.records import Note
 from ckptcore.store import Store
 
 _ONCE = {"quarantine"}
+_TAG = re.compile(r"[A-Za-z0-9_.\-]{1,100}")
 _CAUTIOUS = re.compile("quarantine|damaged|pin")
 
 
@@ -52,11 +53,9 @@ def annotate(
         encoded = {name: _metric(name, value) for name, value in metrics.items()}
         write(store, run_id, generation, "metrics", clock=clock, metrics=encoded)
     for tag in tags:
-        try:
-            name = names.check_key(f"tag-{tag}")
-        except records.InvalidRecord as error:
-            raise CallError(f"tag {tag!r} must be letters, digits, '.', '_' or '-'") from error
-        write(store, run_id, generation, "tag", clock=clock, name=name, tag=tag)
+        if not _TAG.fullmatch(tag):
+            raise CallError(f"tag {tag[:200]!r} must be letters, digits, '.', '_' or '-', at most 100")
+        write(store, run_id, generation, "tag", clock=clock, name=f"tag-{tag}", tag=tag)
     if pin is not None:
         write(store, run_id, generation, "pin", clock=clock, text=pin)
 
@@ -75,11 +74,14 @@ def read_all(store: Store, run_id: str) -> dict[GenerationId, list[Note]]:
 
 
 def metrics(notes: Sequence[Note]) -> dict[str, float]:
-    """The newest value of every metric in `notes` (oldest first)."""
+    """The newest value of every metric in `notes` (oldest first). Raises `InvalidRecord` for one that is no number."""
     merged: dict[str, float] = {}
     for note in notes:
         for name, encoded in note.metrics.items():
-            merged[name] = float(values.decode(encoded, where=f"metric {name!r} of {note.generation}"))
+            value = values.decode(encoded, where=f"metric {name!r} of {note.generation}")
+            if type(value) not in {int, float}:
+                raise InvalidRecord(f"metric {name!r} of {note.generation} is no number")
+            merged[name] = float(value)
     return merged
 
 
@@ -114,8 +116,8 @@ def _load(store: Store, run_id: str, keys: Iterable[str]) -> list[Note]:
 
 def _stand_in(key: str, run_id: str) -> Note | None:
     """What an unreadable note counts as: its name still says what is at stake, and that must not be lost."""
-    _, generation, name = key.split("/")
-    kind = _CAUTIOUS.match(name)
+    _, generation, *name = key.split("/")
+    kind = _CAUTIOUS.match("/".join(name))
     if kind is None or names.parse_ledger_key(f"{names.LEDGER}{generation}.json") is None:
         return None
     return Note(run_id=run_id, generation=generation, kind=kind[0], created="0001-01-01T00:00:00Z", text="the note is unreadable")  # pyright: ignore[reportArgumentType]
