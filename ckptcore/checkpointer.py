@@ -230,7 +230,7 @@ class Checkpointer:
             on_event=self._on_event,
         )
         self._last_step = step
-        self._handle = handle = SaveHandle(generation, lambda: self._finish(saving))
+        self._handle = handle = SaveHandle(generation, self._finish, saving)
         self._cadence.saved(step)
         if self._preempted:
             handle.result()

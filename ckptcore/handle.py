@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from threading import Thread
+from typing import Any
 
 from ckptcore.errors import DeadlineExceeded
 from ckptcore.names import GenerationId
@@ -15,14 +17,15 @@ from ckptcore.records import Manifest
 class SaveHandle:
     """A save whose snapshot is safe; the rest happens in the background.
 
-    `generation` is the save's ID. Whether it became a checkpoint is what `result` tells.
+    `generation` is the save's ID. Whether it became a checkpoint is what `result` tells. `run(*args)` is the background
+    work; the handle lets go of `args` when it is over.
     """
 
-    def __init__(self, generation: GenerationId, run: Callable[[], Manifest]) -> None:
+    def __init__(self, generation: GenerationId, run: Callable[..., Manifest], *args: Any) -> None:
         self.generation = generation
         self._future: Future[Manifest] = Future()
         self._delivered = False
-        self._thread = Thread(target=self._work, args=(run,), name=f"ckpt-save-{generation}")
+        self._thread = Thread(target=self._work, args=(run, args), name=f"ckpt-save-{generation}")
         self._thread.start()
 
     def result(self, timeout: float | None = None) -> Manifest:
@@ -63,10 +66,20 @@ class SaveHandle:
         self._delivered = True
         return error
 
-    def _work(self, run: Callable[[], Manifest]) -> None:
+    def _work(self, run: Callable[..., Manifest], args: tuple[Any, ...]) -> None:
         try:
-            manifest = run()
+            manifest = run(*args)
         except BaseException as error:  # noqa: BLE001 -- whatever it is, it reaches the caller through the future
+            del args  # this frame is one of them
+            _release(error)
             self._future.set_exception(error)
         else:
             self._future.set_result(manifest)
+
+
+def _release(error: BaseException) -> None:
+    """Empty the frames that an error and its causes came through, for they hold the snapshot, as large as the training state."""
+    link: BaseException | None = error
+    while link is not None:
+        traceback.clear_frames(link.__traceback__)
+        link = link.__cause__ or link.__context__

@@ -79,9 +79,9 @@ def metrics(notes: Sequence[Note]) -> dict[str, float]:
     for note in notes:
         for name, encoded in note.metrics.items():
             value = values.decode(encoded, where=f"metric {name!r} of {note.generation}")
-            if type(value) not in {int, float}:
-                raise InvalidRecord(f"metric {name!r} of {note.generation} is no number")
-            merged[name] = float(value)
+            if type(value) is not float:
+                raise InvalidRecord(f"metric {name!r} of {note.generation} is no float")
+            merged[name] = value
     return merged
 
 
@@ -93,7 +93,7 @@ def has(notes: Sequence[Note], kind: str) -> bool:
 def _metric(name: str, value: Any) -> Any:
     try:
         return values.encode(float(value), where=f"metric {name!r}")
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise CallError(f"metric {name!r} is {value!r}, expected a number") from error
 
 

@@ -58,7 +58,7 @@ def open_session(store: Store, channel: Channel, claim: Callable[[], Incarnation
     if channel.rank == 0:
         try:
             incarnation = claim()
-        except CheckpointError as error:
+        except Exception as error:  # whatever it is: the other ranks are waiting
             channel.broadcast(_failure(error), timeout=HANDOVER_TIMEOUT, what="opening the run")
             raise
         payload = _success(incarnation)
@@ -88,8 +88,9 @@ def _success(incarnation: Incarnation) -> bytes:
     return canonical.encode({"records": [b64encode(records.encode(part)).decode() for part in parts]})
 
 
-def _failure(error: CheckpointError) -> bytes:
-    return canonical.encode({"kind": error.kind, "message": str(error).encode("utf-8", "replace").decode()[:20_000]})
+def _failure(error: Exception) -> bytes:
+    kind, text = (error.kind, str(error)) if isinstance(error, CheckpointError) else ("error", f"{type(error).__name__}: {error}")
+    return canonical.encode({"kind": kind, "message": text.encode("utf-8", "replace").decode()[:20_000]})
 
 
 def _receive(data: bytes) -> Incarnation:
