@@ -31,7 +31,7 @@ from ckptcore.records import Level, Manifest, Parent
 from ckptcore.resuming import AGREEMENT_TIMEOUT, Request, Resumer
 from ckptcore.saving import Saving, give_up
 from ckptcore.schedule import Every
-from ckptcore.session import Session, agree
+from ckptcore.session import Session, together
 from ckptcore.store import Storage, open_store
 
 
@@ -287,16 +287,14 @@ class Checkpointer:
         return Restored(generation.step, resumed.components, generation, base.guarantee, base.reason, manifest_of(resumed.base))
 
     def _fork(self, parent: Parent, init: Callable[[], Mapping[str, Any]], like: Mapping[str, Any] | None) -> Restored:
-        error, step, components = None, 0, {}
-        try:
-            step, components = forks.begin(
+        step, components = together(
+            self._channel,
+            lambda: forks.begin(
                 parent, backend=self._backend, storage=self._storage, rank=self._channel.rank, init=init, like=like
-            )
-        except CheckpointError as caught:
-            error = caught
-        failure = agree(self._channel, error, timeout=AGREEMENT_TIMEOUT, what="whether every rank has its parent's state")
-        if failure is not None:
-            raise failure
+            ),
+            timeout=AGREEMENT_TIMEOUT,
+            what="whether every rank has its parent's state",
+        )
         self._last_step = step
         return Restored(step, components, reason=f"forked from generation {parent.generation} of run {parent.run_id}")
 

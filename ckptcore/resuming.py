@@ -12,7 +12,7 @@ from ckptcore import forks, guarantees, notes, records, restore
 from ckptcore.backend import Backend, Target
 from ckptcore.channel import Channel
 from ckptcore.clock import Clock
-from ckptcore.errors import CallError, CheckpointError, ForkRequired, NotFound
+from ckptcore.errors import CallError, CheckpointError, DamageError, ForkRequired, NotFound
 from ckptcore.events import Event, Listener, tell
 from ckptcore.history import History
 from ckptcore.incarnations import Incarnation, Opening
@@ -22,7 +22,7 @@ from ckptcore.names import GenerationId
 from ckptcore.probe import probe
 from ckptcore.reader import Checkpoint
 from ckptcore.records import Level, Manifest
-from ckptcore.session import Session, agree, is_damage, open_session
+from ckptcore.session import Session, is_damage, open_session, together
 from ckptcore.store import Storage, Store
 from ckptcore.verify import check_whole
 
@@ -79,20 +79,17 @@ class Resumer:
         claim = partial(self._claim, request, target)
         while True:
             session = open_session(self.store, self.channel, claim)
-            base, found, error = None, None, None
+            read = partial(self._read, session, target, request)
             try:
-                base = session.base()
-                found = None if base is None else self._read(base, target, request)
-            except CheckpointError as caught:
-                error = caught
-            failure = agree(self.channel, error, timeout=AGREEMENT_TIMEOUT, what="whether every rank has restored")
-            if failure is None:
-                return session, None if base is None or found is None else Resumed(base, self._placed(target, found))
-            left = session.incarnation.base_generation
-            if left is None or request.step is not None or not is_damage(failure):
-                raise failure
-            tell(self.on_event, Event("fallen-back", self.channel.rank, left, f"every rank leaves it: {failure}"))
-            claim = partial(self._claim, request, target, (left, failure))
+                found = together(self.channel, read, timeout=AGREEMENT_TIMEOUT, what="whether every rank has restored")
+            except DamageError as failure:
+                left = session.incarnation.base_generation
+                if left is None or request.step is not None or not is_damage(failure):
+                    raise
+                tell(self.on_event, Event("fallen-back", self.channel.rank, left, f"every rank leaves it: {failure}"))
+                claim = partial(self._claim, request, target, (left, failure))
+            else:
+                return session, None if found is None else Resumed(found.base, self._placed(target, found.components))
 
     def _target(self, request: Request) -> Target | None:
         if request.like is None:
@@ -102,12 +99,17 @@ class Resumer:
             raise CallError(f"components names {absent[0]!r}, which `like` lacks; it has {sorted(request.like)}")
         return self.backend.target({name: request.like[name] for name in request.components or request.like})
 
-    def _read(self, base: Decided, target: Target | None, request: Request) -> Mapping[str, Any]:
+    def _read(self, session: Session, target: Target | None, request: Request) -> Resumed | None:
+        """What the base holds for this rank, not placed yet; None without a base."""
+        base = session.base()
+        if base is None:
+            return None
         checkpoint = Checkpoint(self.store, base)
         ranks = self._ranks(checkpoint.manifest, request)
         if target is not None:
-            return restore.find(checkpoint, target, rules=request.rules, ranks=ranks)
-        return restore.host(checkpoint, _wanted(checkpoint.manifest, None, request), rules=request.rules, ranks=ranks)
+            return Resumed(base, restore.find(checkpoint, target, rules=request.rules, ranks=ranks))
+        wanted = _wanted(checkpoint.manifest, None, request)
+        return Resumed(base, restore.host(checkpoint, wanted, rules=request.rules, ranks=ranks))
 
     def _placed(self, target: Target | None, found: Mapping[str, Any]) -> Mapping[str, Any]:
         return found if target is None else target.place(found)

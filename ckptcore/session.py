@@ -9,6 +9,7 @@ from __future__ import annotations
 from base64 import b64decode, b64encode
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar, cast
 
 from ckptcore import canonical, errors, names, records
 from ckptcore.channel import Channel
@@ -19,6 +20,7 @@ from ckptcore.ledger import Decided, decode
 from ckptcore.store import Store
 
 HANDOVER_TIMEOUT = 600.0
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -66,16 +68,22 @@ def open_session(store: Store, channel: Channel, claim: Callable[[], Incarnation
     return Session(store, channel, _receive(received))
 
 
-def agree(channel: Channel, error: CheckpointError | None, *, timeout: float, what: str) -> CheckpointError | None:
-    """Tell every rank how it went here; return one rank's error, the same on all of them, or None when all is well."""
-    own = b"" if error is None else _failure(error)
-    told = channel.gather(own, timeout=timeout, what=what)
+def together(channel: Channel, work: Callable[[], T], *, timeout: float, what: str) -> T:
+    """Do `work` on every rank, and return its result if all of them succeeded.
+
+    Otherwise every rank raises the error of the same rank. Damage anywhere counts as damage everywhere.
+    """
+    result, error = None, None
+    try:
+        result = work()
+    except Exception as caught:  # noqa: BLE001 -- whatever it is, the other ranks must not wait for this one
+        error = caught
+    told = channel.gather(b"" if error is None else _failure(error), timeout=timeout, what=what)
     failures = [(rank, data) for rank, data in enumerate(told) if data]
     if not failures:
-        return None
-    # Every rank must draw the same conclusion, so damage anywhere counts as damage everywhere.
+        return cast("T", result)
     rank, data = next((item for item in failures if is_damage(_error(item[1], 0))), failures[0])
-    return error if error is not None and rank == channel.rank else _error(data, rank)
+    raise error if error is not None and rank == channel.rank else _error(data, rank)
 
 
 def is_damage(error: CheckpointError) -> bool:

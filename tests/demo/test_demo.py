@@ -1,0 +1,68 @@
+"""The demo as a person runs it, and what it must show."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from demo.job import Job, Kill
+from demo.processes import Launch, LaunchFailed
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_job_survives_the_command_line() -> None:
+    job = Job(url="store", folder="logs", cache="cache", mesh=(4, 1), kill=Kill(rank=1, event="shard-write", step=50))
+    assert Job.from_json(job.to_json()) == job
+    assert Job.from_json(Job(url="a", folder="b", cache="c").to_json()).kill is None
+
+
+def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "precious").touch()
+    done = subprocess.run(
+        [sys.executable, "-m", "demo", "--dir", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "is not empty" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_process_that_fails_ends_the_wait_and_is_named(tmp_path: Path) -> None:
+    job = Job(url=str(tmp_path / "store"), folder=str(tmp_path / "logs"), cache=str(tmp_path / "cache"), ranks=1, devices=1)
+    with Launch(job) as launch, pytest.raises(LaunchFailed, match=r"(?s)rank 0 ended with status 1.*cannot reshape"):
+        launch.finish()
+
+
+@pytest.mark.slow
+def test_a_late_process_is_named_and_ended(tmp_path: Path) -> None:
+    job = Job(url=str(tmp_path / "store"), folder=str(tmp_path / "logs"), cache=str(tmp_path / "cache"), ranks=1, devices=4)
+    with Launch(job) as launch, pytest.raises(LaunchFailed, match=r"within 0 s: rank 0 still runs, its last step is 0"):
+        launch.finish(seconds=0)
+    assert launch.code(0) == -signal.SIGKILL
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_whole_demo(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "demo", "--json", "--dir", str(tmp_path / "demo")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr + done.stdout
+    figures = json.loads(done.stdout)
+    assert figures["held"]
+    assert figures["seconds"] < 240
+    reference, torn, complete, other = figures["acts"]
+    assert all(check["held"] for act in figures["acts"] for check in act["checks"])
+    assert min(len(act["checks"]) for act in figures["acts"]) >= 2
+    assert reference["figures"]["accuracy"] > 0.9
+    assert torn["figures"]["base"]["reason"] == "newest"
+    assert torn["figures"]["base"]["generation"] == "000001-000000000040-1"
+    assert [item["decision"] for item in torn["figures"]["base"]["settled"]] == ["abort"]
+    assert complete["figures"]["base"]["reason"] == "rolled-forward"
+    assert complete["figures"]["base"]["generation"] == "000001-000000000070-1"
+    assert other["figures"]["base"]["guarantee"] == "coverage"
+    assert other["figures"]["epochs"] == 5
