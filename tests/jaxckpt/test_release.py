@@ -22,14 +22,14 @@ DERIVED: dict[str, Any] = dict.fromkeys(("optimizer", "schedule", "rng", "data")
 def staged(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[np.ndarray]]:
     """Weak references to every array that is staged."""
     found: list[weakref.ref[np.ndarray]] = []
-    take = snapshot.stage
+    take = snapshot.take
 
     def spy(*args: Any, **options: Any) -> Any:
         shard = take(*args, **options)
         found.extend(weakref.ref(array) for arrays in shard.staged.chunks.values() for array in arrays)
         return shard
 
-    monkeypatch.setattr(snapshot, "stage", spy)
+    monkeypatch.setattr(snapshot, "take", spy)
     return found
 
 
