@@ -25,7 +25,7 @@ from ckptcore.store import Store
 
 BATCH_BYTES = 128 << 20
 BATCH_WRITES = 8192
-HELD_BYTES = 128 << 20
+HELD_BYTES = 96 << 20
 DIGEST_THREADS = 2
 INLINE_BYTES = 64 << 10
 """Below this a digest takes less time than handing it to a thread."""

@@ -33,6 +33,7 @@ from ckptcore.saving import Saving, give_up
 from ckptcore.schedule import Every
 from ckptcore.session import Session, together
 from ckptcore.store import Storage, open_store
+from ckptcore.writer import Identity, Shard
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,8 @@ class Checkpointer:
             raise CallError(f"on_preemption={on_preemption!r}: expected 'save' or 'ignore'")
         if require is not None:
             guarantees.strength(require)
+        if keep is not None and not isinstance(keep, Keep):
+            raise CallError(f"keep={keep!r}: expected Keep(last=…)")
         self._storage = storage or Storage()
         self._store = open_store(url, self._storage)
         self._backend, self._channel, self._clock = backend, backend.channel(), Clock()
@@ -125,15 +128,17 @@ class Checkpointer:
         self,
         init: Callable[[], Mapping[str, Any]],
         *,
-        like: Mapping[str, Any] | None = None,
+        like: Mapping[str, Any],
         accept_guarantee: Level | None = None,
         remap: Mapping[int, int] | None = None,
     ) -> Restored:
-        """Restore the run's head into `like`'s layout, or start fresh with `init()`.
+        """Restore the run's head into `like`'s containers and shardings, or start fresh with `init()`.
 
-        `init` is called only when there is nothing to restore. A checkpoint that cannot keep its promise here
-        raises `GuaranteeError` unless `accept_guarantee` names the weaker one. `remap` gives, for rank-scoped
-        components, the old rank whose copy each new rank takes. All ranks call this alike.
+        `like` has the components that `init` makes: arrays or abstract arrays (a sharded run needs their shardings),
+        values, and objects that are filled in place. `init` is called only when there is nothing to restore. A
+        checkpoint that cannot keep its promise here raises `GuaranteeError` unless `accept_guarantee` names the weaker
+        one. `remap` gives, for rank-scoped components, the old rank whose copy each new rank takes. All ranks call
+        this alike.
         """
         restored = self._resume(Request(like=like, accept=accept_guarantee, remap=remap))
         if restored is not None:
@@ -194,12 +199,13 @@ class Checkpointer:
         are as in the checkpoint before and are not written again. All ranks call this alike, with the same `step`.
         After a preemption it waits for the commit and raises `Preempted`.
         """
-        self.wait()
+        self._wait_before_saving()
         if self._closed:
             raise CallError("this Checkpointer is closed")
         session = self._opened()
         self._check_step(step)
         started = self._clock.monotonic()
+        told = notes.numbers(metrics or {})  # now: an array among them may be donated to the next step
         order = snapshot.Order(
             components=components,
             derived=self._derived,
@@ -208,16 +214,11 @@ class Checkpointer:
             metadata=metadata,
             unchanged=unchanged,
             latest=self._latest,
+            clock=self._clock,
         )
-        prepared = snapshot.prepare(self._backend, session, order, chunk_bytes=self._chunk_bytes)
         generation = self._next_generation(session, step)
-        identity = snapshot.identify(self._backend, session, prepared, generation)
-        try:
-            shard = snapshot.stage(self._backend, session, prepared, identity, self._latest, limit=self._limit, clock=self._clock)
-        except CheckpointError as error:
-            coordinator = Coordinator(self._store, session.run_id, generation.incarnation, self._clock, self._on_event)
-            give_up(coordinator, identity, session.rank, error)
-            raise
+        self._cadence.saved(step)  # first: whatever happens to a rank from here on, none waits for it in there
+        shard = self._take(session, generation, order)
         shard.phases["stage"] = int((self._clock.monotonic() - started) * 1e6)
         self._tell("staged", generation)
         saving = Saving(
@@ -225,13 +226,12 @@ class Checkpointer:
             shard=shard,
             timeout=self._timeout,
             keep=self._keep,
-            metrics=metrics,
+            metrics=told,
             clock=self._clock,
             on_event=self._on_event,
         )
         self._last_step = step
         self._handle = handle = SaveHandle(generation, self._finish, saving)
-        self._cadence.saved(step)
         if self._preempted:
             handle.result()
             raise Preempted(f"told to stop: step {step} is saved as {generation}")
@@ -244,6 +244,15 @@ class Checkpointer:
             error = handle.wait()
             if error is not None:
                 raise error
+
+    def _wait_before_saving(self) -> None:
+        try:
+            self.wait()
+        except CheckpointError as error:
+            if not self._preempted:
+                raise
+            # The last state before the job stops must not be lost to an older error.
+            self._tell("failed", None, f"the save before had failed: {error}")
 
     def annotate(
         self,
@@ -315,8 +324,25 @@ class Checkpointer:
             self._latest = decided
         return manifest
 
+    def _take(self, session: Session, generation: GenerationId, order: snapshot.Order) -> Shard:
+        """The snapshot. When it cannot be taken here, the other ranks are told, so that they do not wait for it."""
+        identity = Identity(
+            run_id=session.run_id,
+            generation=generation,
+            claim=session.incarnation.claim.nonce,
+            participants=session.channel.size,
+            rank=session.rank,
+        )
+        try:
+            return snapshot.take(self._backend, identity, order, chunk_bytes=self._chunk_bytes, limit=self._limit)
+        except Exception as error:
+            if identity.participants > 1:
+                coordinator = Coordinator(self._store, session.run_id, generation.incarnation, self._clock, self._on_event)
+                give_up(coordinator, identity, error)
+            raise
+
     def _next_generation(self, session: Session, step: int) -> GenerationId:
-        """The attempt counts layouts that were formed, so ranks that agree on those agree on it."""
+        """The attempt counts calls, which all ranks make alike, whatever becomes of them on each."""
         attempt = self._attempts[step] = self._attempts.get(step, 0) + 1
         return GenerationId(session.incarnation.number, step, attempt)
 

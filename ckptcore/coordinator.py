@@ -139,6 +139,7 @@ class Coordinator:
             failed = any(b'"status":"failed"' in data for data in found.values())
             if failed or len(found) >= participants:
                 return found
+            self.fence(generation)  # a job that is superseded stops at once, not at its deadline
         missing = tuple(rank for rank in range(participants) if rank not in found)
         return Refuted(f"no receipt from {show_ranks(missing)} of {participants} within {timeout:g} s", missing)
 

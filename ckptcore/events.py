@@ -48,7 +48,11 @@ Listener = Callable[[Event], None]
 
 
 def tell(listener: Listener | None, event: Event) -> None:
-    """Log `event` and hand it to `listener`, in the calling thread. What the listener raises is raised."""
+    """Log `event` and hand it to `listener`, in the calling thread.
+
+    An error of the listener is logged with its traceback and goes no further: a metrics service that is
+    down must not make a save fail that is whole.
+    """
     log.log(
         logging.WARNING if event.kind in _LOUD else logging.DEBUG,
         "%s generation=%s rank=%d %s",
@@ -58,4 +62,7 @@ def tell(listener: Listener | None, event: Event) -> None:
         event.message,
     )
     if listener is not None:
-        listener(event)
+        try:
+            listener(event)
+        except Exception:
+            log.exception("on_event failed at %r", event)

@@ -76,10 +76,10 @@ def missing_for(level: Level, components: Mapping[str, Described], derived: Deri
     A need declared to be in a component that is not there is missing.
     """
     needs = {"weights": NEEDS[:1], "replay": _CONTINUING, "coverage": _CONTINUING, "exact": NEEDS[:4]}[level]
-    missing = [_absent(need) for need in needs if not _is_met(need, components, derived)]
+    missing = [_absent(need, derived) for need in needs if not _is_met(need, components, derived)]
     cursor = _cursor(components, derived)
     if level != "weights" and cursor == "none":
-        missing.append(_absent("data"))
+        missing.append(_absent("data", derived))
     elif level == "exact" and cursor == "approximate":
         missing.append("data: the cursor is declared Approximate; save the loader's exact state as `data`")
     elif level == "coverage" and cursor in ("approximate", "rank"):
@@ -95,10 +95,10 @@ def prove(components: Mapping[str, Described], derived: Derived) -> records.Guar
 
     Raises `GuaranteeError` when a declaration is wrong or there are not even parameters.
     """
-    _check_derived(components, derived)
+    _check_derived(derived)
     for level in reversed(LEVELS):
         if not missing_for(level, components, derived):
-            return _record(level, derived)
+            return _record(level, components, derived)
     raise GuaranteeError("; ".join(["nothing can be promised", *missing_for("weights", components, derived)]))
 
 
@@ -116,7 +116,7 @@ def resolve(
     if guarantee is not None:
         strength(guarantee)
         _refuse(f"guarantee={guarantee!r} cannot be kept", missing_for(guarantee, components, derived))
-        found = _record(guarantee, derived)
+        found = _record(guarantee, components, derived)
     elif found.level == "weights":
         also = [line for line in missing_for("exact", components, derived) if line.startswith("rng")]
         missing = missing_for("replay", components, derived) + [f"{line} (for exact)" for line in also]
@@ -137,17 +137,20 @@ def keepable(
     restored: Iterable[str],
     *,
     remapped: bool = False,
+    altered: Sequence[str] = (),
 ) -> tuple[Level, list[str]]:
     """The strongest guarantee that a restore can keep, and why it is not the saved one.
 
     `components` are those of the manifest, `restored` the names of those that are restored.
-    `remapped` says that the caller changed rank-scoped state to fit other ranks.
+    `remapped` says that the caller changed rank-scoped state to fit other ranks; `altered` in which ways leaves
+    may come back other than they were saved, a sentence each.
     """
     back = frozenset(restored)
     per_rank = _cursor(components, saved.derived) == "rank"
     before, now = saved_topology.participants, topology.participants
     obstacles = {level: _left_out(level, saved, components, back) for level in LEVELS}
     obstacles["exact"] += topology_differences(saved_topology, topology)
+    obstacles["exact"] += altered
     if remapped:
         obstacles["exact"].append("rank-scoped state was remapped")
     if per_rank:
@@ -179,12 +182,12 @@ def accept(level: Level, saved: records.Guarantee, accepted: Level | None, *, re
 
 
 def topology_differences(saved: records.Topology, topology: records.Topology) -> list[str]:
-    """Why `topology` is not the saved one, a sentence each. Meshes count when both sides name some."""
+    """Why `topology` is not the saved one, a sentence each."""
     fields = ("framework", "platform", "participants", "devices")
     pairs = [(field, getattr(saved, field), getattr(topology, field)) for field in fields]
     found = [f"topology: {field} {now!r} instead of {then!r}" for field, then, now in pairs if then != now]
-    if saved.meshes and topology.meshes and saved.meshes != topology.meshes:
-        found.append(f"topology: meshes {_show(topology)} instead of {_show(saved)}")
+    if saved.meshes != topology.meshes:
+        found.append(f"topology: {_show(topology)} instead of {_show(saved)} (arrays lie where the target's shardings say)")
     return found
 
 
@@ -220,17 +223,22 @@ def _cursor(components: Mapping[str, Described], derived: Derived) -> Cursor:
     return "global" if scopes == {"global"} else "rank"
 
 
-def _record(level: Level, derived: Derived) -> records.Guarantee:
+def _record(level: Level, components: Mapping[str, Described], derived: Derived) -> records.Guarantee:
+    """What is recorded. Declarations about components that this save lacks are left out: they meet nothing."""
     declared = derived.get("data")
     bound = declared.samples if isinstance(declared, Approximate) else 0
     return records.Guarantee(
         level=level,
-        derived={need: source for need, source in sorted(derived.items()) if isinstance(source, str)},
+        derived={
+            need: source
+            for need, source in sorted(derived.items())
+            if isinstance(source, str) and (source == STEP or source in components)
+        },
         replay_samples=bound if level == "replay" else None,
     )
 
 
-def _check_derived(components: Mapping[str, Described], derived: Derived) -> None:
+def _check_derived(derived: Derived) -> None:
     for need, source in derived.items():
         if need not in NEEDS:
             raise GuaranteeError(f"derived: {need!r} is not a need; the needs are {', '.join(NEEDS)}")
@@ -241,13 +249,12 @@ def _check_derived(components: Mapping[str, Described], derived: Derived) -> Non
             raise GuaranteeError("derived: parameters never follow from the step")
         elif not isinstance(source, str):
             raise GuaranteeError(f"derived: {need!r} is {source!r}, expected a component's name, 'step' or Approximate(n)")
-        elif source != STEP and source not in components:
-            raise GuaranteeError(
-                f"derived: {need!r} is said to be in component {source!r}, which this save lacks; it has {sorted(components)}"
-            )
 
 
-def _absent(need: str) -> str:
+def _absent(need: str, derived: Derived) -> str:
+    declared = derived.get(need)
+    if isinstance(declared, str) and declared != STEP:
+        return f"{need}: derived says that it is in component {declared!r}, which this save lacks"
     ways = {
         "parameters": "save them as `params` or `model`, or declare derived={'parameters': '<component>'}",
         "data": "save the loader's state as `data`, or declare derived={'data': 'step'} or {'data': Approximate(samples)}",

@@ -40,6 +40,7 @@ class History:
     bases: dict[int, records.Base | None] = field(default_factory=dict)
     """Claimed incarnations → their base, None while they have none."""
     notes: Mapping[GenerationId, list[records.Note]] = field(default_factory=dict)
+    """Notes on generations that are not retired, oldest first."""
     unreadable: dict[GenerationId, DamageError] = field(default_factory=dict)
     """Ledger records that could not be understood."""
     _decided: dict[GenerationId, Decided] = field(default_factory=dict)
@@ -63,7 +64,9 @@ class History:
         for generation, retired in ledger.entries(self.store):
             listed[generation] = retired or listed.get(generation, False)
         self.generations = listed
-        self.notes = notes.read_all(self.store, self.run.run_id)
+        # What is retired stays retired: its notes, of which there are ever more, matter to nobody.
+        retired = [generation for generation, gone in listed.items() if gone]
+        self.notes = notes.read_all(self.store, self.run.run_id, but=retired)
 
     def decided(self, generation: GenerationId) -> Decided | None:
         """The decision about `generation`; None when there is none or when its record is unreadable (see `unreadable`)."""
@@ -106,6 +109,12 @@ class History:
             if note.kind in ("quarantine", "damaged"):
                 return f"it is marked {note.kind}: {note.text}"
         return None
+
+    def raise_unreadable(self, step: int) -> None:
+        """Raise the error of a decision about `step` that could not be understood, if there is one."""
+        for generation, error in self.unreadable.items():
+            if generation.step == step:
+                raise error
 
     def lineage(self) -> Iterator[GenerationId]:
         """The generations to try, in order: the head's incarnation, its base, then the parents.

@@ -17,7 +17,16 @@ from ckptcore import ledger, names, notes, records
 from ckptcore.clock import Clock
 from ckptcore.coordinator import Coordinator
 from ckptcore.digests import digest
-from ckptcore.errors import Damaged, DamageError, InvalidRecord, NotFound, StoreUnavailable, Superseded, UnsupportedFormat
+from ckptcore.errors import (
+    Damaged,
+    DamageError,
+    InvalidRecord,
+    NotFound,
+    StoreError,
+    StoreUnavailable,
+    Superseded,
+    UnsupportedFormat,
+)
 from ckptcore.events import Event, Listener, tell
 from ckptcore.history import History
 from ckptcore.ledger import Decided
@@ -170,7 +179,7 @@ class Opening:
             if choose is not None:
                 raise NotFound(f"generation {generation} cannot be resumed from: {obstacle}")
             skipped.append(records.Skipped(generation=str(generation), reason=records.clip(obstacle or "")))
-            if not _never_a_checkpoint(decided):
+            if not never_a_checkpoint(decided):
                 fallen_back = True
                 tell(self.on_event, Event("fallen-back", 0, generation, f"passed over: {obstacle}"))
         if fallen_back:
@@ -233,7 +242,12 @@ def stored(store: Store) -> list[GenerationId]:
 
 
 def check_current(store: Store, incarnation: int) -> None:
-    """Raise `Superseded` if a newer incarnation has been claimed."""
+    """Raise `Superseded` if a newer incarnation has been claimed, `StoreError` if the own claim is gone."""
+    if store.get(names.claim_key(incarnation)) is None:
+        raise StoreError(
+            f"{names.claim_key(incarnation)} of {store.url} is gone: the run was deleted or moved while this job ran."
+            " Nothing that it saves can be found again. Stop it, and put the run back."
+        )
     if store.get(names.claim_key(incarnation + 1)) is not None:
         raise Superseded(
             f"incarnation {incarnation + 1} of {store.url} has been claimed: another job runs on this run directory."
@@ -251,7 +265,8 @@ def _reason(choice: _Choice, settled: list[records.Settled]) -> Reason:
     return "fallen-back" if choice.fallen_back else "newest"
 
 
-def _never_a_checkpoint(decided: Decided | None) -> bool:
+def never_a_checkpoint(decided: Decided | None) -> bool:
+    """Whether a start that finds nothing better than `decided` may begin anew: no resumable state is lost by that."""
     if decided is None:
         return False
     return isinstance(decided.record, records.Abort) or decided.record.guarantee.level == "weights"

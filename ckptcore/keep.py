@@ -50,6 +50,8 @@ class Keep:
         _check_count("Keep", "last", self.last, 2)
         if self.every is not None:
             _check_count("Keep", "every", self.every, 1)
+        if self.best is not None and not isinstance(self.best, Best):
+            raise CallError(f"Keep(best={self.best!r}): expected Best(metric, count)")
         if self.weights is not None:
             _check_count("Keep", "weights", self.weights, 1)
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from ckptcore import names, records
 from ckptcore.clock import Clock
 from ckptcore.digests import digest
-from ckptcore.errors import CommitUnknown, NotFound, ProtocolViolation, StoreUnavailable
+from ckptcore.errors import CommitUnknown, DamageError, NotFound, ProtocolViolation, StoreUnavailable
+from ckptcore.events import log
 from ckptcore.names import GenerationId
 from ckptcore.store import Store
 
@@ -89,6 +90,21 @@ def retire(store: Store, decided: Decided, policy: str, *, clock: Clock) -> None
 def is_retired(store: Store, generation: GenerationId) -> bool:
     """Whether the ledger says that `generation` may be deleted."""
     return store.get(names.retired_key(generation)) is not None
+
+
+def may_be_deleted(store: Store, decided: Decided) -> bool:
+    """Whether a retired record that is there is about this very commit: no stray file makes anybody delete data."""
+    key = names.retired_key(decided.generation)
+    data = store.get(key)
+    if data is None:
+        return False
+    try:
+        record = records.decode(data, records.RetiredRecord, key=key)
+        records.expect(key, run_id=(record.run_id, decided.record.run_id), manifest=(record.manifest, decided.digest))
+    except DamageError as error:
+        log.warning("the data of %s is kept: %s", decided.generation, error)
+        return False
+    return True
 
 
 def _insist(store: Store, key: str, data: bytes, clock: Clock, timeout: float) -> bytes:

@@ -12,9 +12,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ckptcore import dtypes
 from ckptcore.backend import Wanted
 from ckptcore.errors import CallError, StructureMismatch
-from ckptcore.names import show_path
+from ckptcore.names import array_name, show_path
 from ckptcore.reader import StoredLeaf
 from ckptcore.records import ArrayLeaf
 
@@ -54,6 +55,15 @@ class Rules:
                 return self.rename[wanted] + name[len(wanted) :]
         return name
 
+    def alterations(self) -> list[str]:
+        """In which ways a restore by these rules may give back other than what was saved."""
+        allowed = {
+            f"floating-point arrays are cast to {self.cast}": self.cast is not None,
+            "leaves that the checkpoint lacks are kept from the target (missing='keep')": self.missing == "keep",
+            "leaves that the target lacks are left out (extra='ignore')": self.extra == "ignore",
+        }
+        return [way for way, holds in allowed.items() if holds]
+
     def dtype(self, stored: str) -> str:
         """The dtype a stored array is restored to."""
         return self.cast if self.cast is not None and is_floating(stored) else stored
@@ -72,8 +82,11 @@ def cast_name(cast: Any) -> str | None:
     """The name of a dtype given as a name, a numpy dtype or a scalar type. Raises `CallError` unless it is floating."""
     if cast is None:
         return None
-    name = cast if isinstance(cast, str) else np.dtype(cast).name
-    if not is_floating(name):
+    try:
+        name = cast if isinstance(cast, str) else np.dtype(cast).name
+    except TypeError as error:
+        raise CallError(f"cast={cast!r}: expected the name of a floating-point dtype, or the dtype") from error
+    if not is_floating(name) or name not in dtypes.LOGICAL:
         raise CallError(f"cast={name!r}: only floating-point arrays are cast, to a floating-point dtype")
     return name
 
@@ -96,7 +109,7 @@ def match(
     for leaf in wanted:
         name = rules.stored_name(leaf.name)
         if leaf.kind == "any":
-            below = [item for key, item in stored.items() if key == name or key.startswith(name + ".")]
+            below = [item for item in stored.values() if _is_below(item, name)]
             used.update(item.name for item in below)
             if below:
                 result.trees.append((leaf, below))
@@ -125,10 +138,19 @@ def match(
     if differences:
         raise StructureMismatch(
             f"{where} does not fit the target; {len(differences)} differences"
-            " (rename=, cast=, components=, missing='keep' and extra='ignore' allow for some):",
+            " (restore() allows for some: components=, rename={'target.name': 'checkpoint.name'}, cast=,"
+            " missing='keep' with real arrays in `like`, extra='ignore'):",
             differences,
         )
     return result
+
+
+def _is_below(leaf: StoredLeaf, name: str) -> bool:
+    """Whether `leaf` lies at or below the node called `name`; a key may have dots of its own."""
+    if leaf.name != name and not leaf.name.startswith(name + "."):
+        return False
+    path = leaf.record.path
+    return any(array_name(leaf.component, path[:depth]) == name for depth in range(len(path) + 1))
 
 
 def _problem(leaf: Wanted, found: StoredLeaf, value_of: Callable[[StoredLeaf], Any], rules: Rules) -> str | None:
@@ -166,7 +188,9 @@ def _array_problem(leaf: Wanted, record: ArrayLeaf, rules: Rules) -> str | None:
     if leaf.shape is not None and record.shape != leaf.shape:
         problems.append(f"shape {list(record.shape)} in the checkpoint, {list(leaf.shape)} in the target")
     if leaf.dtype is not None and dtype != leaf.dtype:
-        problems.append(f"dtype {dtype} in the checkpoint, {leaf.dtype} in the target (cast= casts floating-point arrays)")
+        cast = f", cast to {dtype}" if dtype != record.dtype else ""
+        hint = " (restore(cast=…) casts floating-point arrays)" if is_floating(record.dtype) and not cast else ""
+        problems.append(f"dtype {record.dtype} in the checkpoint{cast}, {leaf.dtype} in the target{hint}")
     return "; ".join(problems) or None
 
 

@@ -73,9 +73,9 @@ def check_key(key: str) -> str:
 
 def check_component(name: str) -> str:
     """Return `name` if it may name a component. Raises `CallError` otherwise."""
-    if not _COMPONENT.fullmatch(name) or name == RANK_STATE:
+    if not isinstance(name, str) or not _COMPONENT.fullmatch(name) or name == RANK_STATE:
         raise CallError(
-            f"component name {name[:80]!r} must be letters, digits, '_' or '-', start with a letter or '_', "
+            f"component name {str(name)[:80]!r} must be letters, digits, '_' or '-', start with a letter or '_', "
             f"and not be {RANK_STATE!r}"
         )
     return name

@@ -7,7 +7,7 @@ and the choice of the resume point read them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ckptcore import names, records, values
@@ -50,7 +50,7 @@ def annotate(
 ) -> None:
     """Add metrics (finite numbers by name), tags, and a pin with its reason."""
     if metrics:
-        encoded = {name: _metric(name, value) for name, value in metrics.items()}
+        encoded = {name: values.encode(value, where=f"metric {name!r}") for name, value in numbers(metrics).items()}
         write(store, run_id, generation, "metrics", clock=clock, metrics=encoded)
     for tag in tags:
         if not _TAG.fullmatch(tag):
@@ -60,15 +60,28 @@ def annotate(
         write(store, run_id, generation, "pin", clock=clock, text=pin)
 
 
+def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Metrics as Python floats, from anything that is one number (an array on a device too). Raises `CallError`."""
+    found = {}
+    for name, value in metrics.items():
+        try:
+            found[name] = float(value)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise CallError(f"metric {name!r} is {value!r}, expected a number") from error
+    return found
+
+
 def read(store: Store, run_id: str, generation: GenerationId) -> list[Note]:
     """All notes on a generation, oldest first."""
     return sorted(_load(store, run_id, store.list(names.notes_prefix(generation))), key=lambda note: note.created)
 
 
-def read_all(store: Store, run_id: str) -> dict[GenerationId, list[Note]]:
-    """All notes of the run by generation, oldest first: one listing."""
+def read_all(store: Store, run_id: str, *, but: Collection[GenerationId] = ()) -> dict[GenerationId, list[Note]]:
+    """The notes of the run by generation, oldest first: one listing. Those on generations in `but` are not read."""
+    left_out = {str(generation) for generation in but}
+    keys = (key for key in store.list(names.NOTES) if key.split("/")[1] not in left_out)
     result: dict[GenerationId, list[Note]] = {}
-    for note in sorted(_load(store, run_id, store.list(names.NOTES)), key=lambda note: note.created):
+    for note in sorted(_load(store, run_id, keys), key=lambda note: note.created):
         result.setdefault(GenerationId.parse(note.generation), []).append(note)
     return result
 
@@ -88,13 +101,6 @@ def metrics(notes: Sequence[Note]) -> dict[str, float]:
 def has(notes: Sequence[Note], kind: str) -> bool:
     """Whether there is a note of `kind`."""
     return any(note.kind == kind for note in notes)
-
-
-def _metric(name: str, value: Any) -> Any:
-    try:
-        return values.encode(float(value), where=f"metric {name!r}")
-    except (TypeError, ValueError, OverflowError) as error:
-        raise CallError(f"metric {name!r} is {value!r}, expected a number") from error
 
 
 def _load(store: Store, run_id: str, keys: Iterable[str]) -> list[Note]:

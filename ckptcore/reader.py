@@ -90,7 +90,7 @@ class Checkpoint:
         entry = self._entry(component)
         home = self._home(component)
         if entry.scope == "global":
-            layouts = [home._layout(descriptor) for descriptor in home.roster.layouts]
+            layouts = home._layouts
             rank = None
         else:
             layouts = [home._layout_of(component, rank)]
@@ -100,6 +100,13 @@ class Checkpoint:
                 for record in layout.components[component].leaves:
                     found.setdefault(record.name, StoredLeaf(component, record, rank))
         return found
+
+    def facts(self, component: str) -> tuple[str, str]:
+        """The kind and the scope of a component as the layouts have it. Reads all of them."""
+        tables = [layout.components[component] for layout in self._home(component)._layouts if component in layout.components]
+        if not tables:
+            raise Damaged(f"no layout of {self._home(component).generation} has component {component!r}")
+        return tables[0].kind, tables[0].scope
 
     def ranks(self, component: str) -> list[int | None]:
         """The ranks that have a copy of their own of a component; `[None]` when there is one for all."""
@@ -203,6 +210,10 @@ class Checkpoint:
                 raise Damaged(f"component {component!r} of {self.generation} is not what {source} holds")
             self._cache[source] = home
         return self._cache[source]
+
+    @cached_property
+    def _layouts(self) -> list[records.Layout]:
+        return [self._layout(descriptor) for descriptor in self.roster.layouts]
 
     def _layout(self, descriptor: Descriptor) -> records.Layout:
         return self._load(descriptor, records.Layout)

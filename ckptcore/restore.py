@@ -11,7 +11,7 @@ from ckptcore import dtypes, nested
 from ckptcore.backend import Found, Target, Wanted
 from ckptcore.geometry import Box
 from ckptcore.match import Match, Rules, match
-from ckptcore.names import Path
+from ckptcore.names import Path, array_name
 from ckptcore.reader import Checkpoint, StoredLeaf
 from ckptcore.records import ArrayLeaf
 
@@ -80,8 +80,8 @@ def _find(checkpoint: Checkpoint, pairs: Match, rules: Rules) -> dict[str, Found
         found[leaf.name] = Found(value=checkpoint.value(stored))
     for leaf, below in pairs.trees:
         # The tree hangs at the wanted path, whatever the stored one is called.
-        prefix = len(leaf.path)
-        whole = {path[prefix:]: value for path, value in _whole(checkpoint, below, rules).items()}
+        root = rules.stored_name(leaf.name)
+        whole = {_below(root, below[0].component, path): value for path, value in _whole(checkpoint, below, rules).items()}
         found[leaf.name] = Found(value=nested.build(whole, where=leaf.component))
     return found
 
@@ -92,6 +92,12 @@ def _whole(checkpoint: Checkpoint, leaves: Sequence[StoredLeaf], rules: Rules) -
     read = checkpoint.read([(leaf, [Box.whole(_array_record(leaf).shape)]) for leaf in arrays])
     by_name = {leaf.name: _logical(boxes[0], _array_record(leaf), rules) for leaf, boxes in zip(arrays, read, strict=True)}
     return {tuple(leaf.record.path): by_name[leaf.name] if leaf.name in by_name else checkpoint.value(leaf) for leaf in leaves}
+
+
+def _below(root: str, component: str, path: Path) -> Path:
+    """What is left of a stored path below the node called `root`."""
+    depth = next(depth for depth in range(len(path) + 1) if array_name(component, path[:depth]) == root)
+    return path[depth:]
 
 
 def _boxes(leaf: Wanted, stored: StoredLeaf) -> list[Box]:

@@ -75,7 +75,7 @@ class Resumer:
 
         When any rank meets damage, every rank leaves that checkpoint: the run is opened again and the next one tried.
         """
-        target = self._target(request)
+        target = together(self.channel, partial(self._target, request), timeout=AGREEMENT_TIMEOUT, what="what to restore into")
         claim = partial(self._claim, request, target)
         while True:
             session = open_session(self.store, self.channel, claim)
@@ -89,7 +89,7 @@ class Resumer:
                 tell(self.on_event, Event("fallen-back", self.channel.rank, left, f"every rank leaves it: {failure}"))
                 claim = partial(self._claim, request, target, (left, failure))
             else:
-                return session, None if found is None else Resumed(found.base, self._placed(target, found.components))
+                return session, None if found is None else self._placed(target, found)
 
     def _target(self, request: Request) -> Target | None:
         if request.like is None:
@@ -111,8 +111,13 @@ class Resumer:
         wanted = _wanted(checkpoint.manifest, None, request)
         return Resumed(base, restore.host(checkpoint, wanted, rules=request.rules, ranks=ranks))
 
-    def _placed(self, target: Target | None, found: Mapping[str, Any]) -> Mapping[str, Any]:
-        return found if target is None else target.place(found)
+    def _placed(self, target: Target | None, found: Resumed) -> Resumed:
+        """What was found, in its place, on every rank."""
+        if target is None:
+            return found
+        place = partial(target.place, found.components)
+        placed = together(self.channel, place, timeout=AGREEMENT_TIMEOUT, what="whether every rank could use what it restored")
+        return Resumed(found.base, placed)
 
     def _ranks(self, manifest: Manifest, request: Request) -> dict[str, int | None]:
         """Whose copy of each rank-scoped component this rank takes; None where it has to do without."""
@@ -134,7 +139,13 @@ class Resumer:
         restored = [name for name in _wanted(manifest, target, request) if ranks.get(name, 0) is not None]
         topology = self.backend.topology(target.meshes if target else ())
         level, reasons = guarantees.keepable(
-            manifest.guarantee, manifest.topology, topology, manifest.components, restored, remapped=request.remap is not None
+            manifest.guarantee,
+            manifest.topology,
+            topology,
+            manifest.components,
+            restored,
+            remapped=request.remap is not None,
+            altered=request.rules.alterations(),
         )
         if level == "weights":
             raise ForkRequired(
@@ -152,6 +163,9 @@ class Resumer:
         facts = probe(self.store, single_writer=self.storage.single_writer)
         opening = Opening(self.store, self.backend.topology(()), facts, self.clock, self.on_event)
         run = opening.identify(forks.source(self.start_from, self.store, self.storage, self.clock))
+        head = History.load(self.store).head() if step is None and left is None else None
+        if head is not None:
+            self._keepable(head, target, request)  # refuse before the claim, which would stop a job that is running
         if left is not None:
             notes.write(self.store, run.run_id, left[0], "damaged", clock=self.clock, text=records.clip(str(left[1])))
         incarnation = opening.open(
@@ -182,5 +196,6 @@ def _of_step(history: History, step: int) -> GenerationId:
             f"the checkpoint of step {step} holds weights only, and that is a new run, not a continuation:"
             f" Checkpointer(new_url, start_from=…) or open_run({history.store.url!r}).fork(new_url, step={step})"
         )
+    history.raise_unreadable(step)
     steps = sorted({decided.generation.step for decided in history.commits()})
     raise NotFound(f"run {history.store.url} has no checkpoint of step {step}; it has steps {steps[-20:]}")

@@ -83,7 +83,7 @@ class Collector:
         needed = pinned(history) | referenced(history)
         for generation in stored(self.store):
             decided = history.decided(generation)
-            gone = generation in retired or history.generations.get(generation, False)
+            gone = generation in retired or (decided is not None and ledger.may_be_deleted(self.store, decided))
             dead = generation in aborted or (decided is not None and not decided.committed)
             if (gone and generation not in needed) or dead:
                 if not dry_run:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from ckptcore.clock import Clock
 from ckptcore.errors import CallError, DamageError, DeadlineExceeded, NotFound
 from ckptcore.events import log
 from ckptcore.history import History
-from ckptcore.incarnations import stored
+from ckptcore.incarnations import never_a_checkpoint, stored
 from ckptcore.ledger import Decided, manifest_of
 from ckptcore.match import Rename, Rules, cast_name
 from ckptcore.names import GenerationId
@@ -73,32 +73,35 @@ class Run:
         return [self._describe(history, generation) for generation in sorted({*history.generations, *undecided})]
 
     def follow(self, after: GenerationId | str | None = None, timeout: float | None = None) -> Iterator[records.Manifest]:
-        """Yield commits newer than `after` (default: the newest now) as they appear.
+        """Yield commits newer than `after` (default: the newest now) as they appear, and older ones that are rolled forward.
 
         Ends with `DeadlineExceeded` when `timeout` seconds pass without one; without `timeout` it goes on for ever.
         """
-        known = GenerationId.parse(after) if isinstance(after, str) else after
-        if known is None:
-            known = next((decided.generation for decided in self._fresh().commits()), None)
+        last = GenerationId.parse(after) if isinstance(after, str) else after
+        seen = {decided.generation for decided in self._fresh().commits() if last is None or decided.generation <= last}
         while True:
-            fresh = self._wait_newer(known, timeout)
-            for decided in fresh:
-                known = decided.generation
+            for decided in self._wait_for_others(seen, timeout):
+                seen.add(decided.generation)
                 yield manifest_of(decided)
 
     def checkpoint(self, *, step: int | None = None, generation: GenerationId | str | None = None) -> Checkpoint:
-        """One commit, opened: the head, the newest of `step`, or `generation`. Raises `NotFound`."""
+        """One commit, opened: the head, the newest of `step`, or `generation`.
+
+        Raises `NotFound`, or a `DamageError` when the record that is asked for cannot be read.
+        """
         history = self._fresh()
         if generation is not None:
             known = GenerationId.parse(generation) if isinstance(generation, str) else generation
             decided = history.decided(known)
             if decided is None:
-                raise NotFound(f"run {self.url} has no generation {known}")
+                raise history.unreadable.get(known) or NotFound(f"run {self.url} has no generation {known}")
         elif step is not None:
             decided = next((d for d in history.commits() if d.generation.step == step), None)
         else:
             decided = history.head() or next(history.commits(), None)
         if decided is None:
+            if step is not None:
+                history.raise_unreadable(step)
             steps = sorted({d.generation.step for d in history.commits()})
             raise NotFound(
                 f"run {self.url} has no checkpoint{'' if step is None else f' of step {step}'}; it has steps {steps[-20:]}"
@@ -153,15 +156,17 @@ class Run:
     def explain(self) -> list[str]:
         """What the next start would resume from, and why each newer candidate is passed over; a line each."""
         history = self._fresh()
-        lines = []
+        lines, lost = [], False
         for generation in history.lineage():
             obstacle = history.obstacle(generation)
             if obstacle is None:
                 lines.append(f"{generation}: the next start resumes from here (step {generation.step}), if its files are whole")
                 break
             lines.append(f"{generation}: passed over, {obstacle}")
+            lost = lost or not never_a_checkpoint(history.decided(generation))
         else:
-            lines.append("no checkpoint to resume from: the next start is a fresh one")
+            following = "stops with an error, since it would lose what the run has" if lost else "is a fresh one"
+            lines.append(f"no checkpoint to resume from: the next start {following}")
         undecided = [g for g in stored(self._store) if g not in history.generations]
         lines.extend(f"{g}: undecided; the next start commits it if it is proven whole, else aborts it" for g in undecided)
         return lines
@@ -224,12 +229,14 @@ class Run:
             yield self.checkpoint(step=step, generation=generation)
             return
         history = self._fresh()
-        usable = [g for g in history.lineage() if history.obstacle(g) is None]
-        fallback = [] if usable else [decided.generation for decided in history.commits()]
-        for known in [*usable, *fallback]:
+        usable = False
+        for known in history.lineage():
             decided = history.decided(known)
-            if decided is not None:
+            if history.obstacle(known) is None and decided is not None:
+                usable = True
                 yield Checkpoint(self._store, decided)
+        if not usable:
+            yield from (Checkpoint(self._store, decided) for decided in history.commits())
 
     def _fresh(self) -> History:
         self._history.refresh()
@@ -247,12 +254,13 @@ class Run:
         state: State = "retired" if history.generations[generation] else "committed"
         return Generation(generation, state, obstacle, decided.record)
 
-    def _wait_newer(self, known: GenerationId | None, timeout: float | None) -> list[Decided]:
+    def _wait_for_others(self, seen: Collection[GenerationId], timeout: float | None) -> list[Decided]:
+        """Commits that are not among `seen`, oldest first."""
         for _ in self._clock.polls(timeout if timeout is not None else 1e9, first=0.05, most=2.0):
-            fresh = [decided for decided in self._fresh().commits() if known is None or decided.generation > known]
+            fresh = [decided for decided in self._fresh().commits() if decided.generation not in seen]
             if fresh:
                 return fresh[::-1]
-        raise DeadlineExceeded(f"run {self.url} has no commit newer than {known} after {timeout:g} s")
+        raise DeadlineExceeded(f"run {self.url} has no new commit after {timeout:g} s")
 
 
 def open_run(url: str | os.PathLike[str], *, storage: Storage | None = None, backend: Backend | None = None) -> Run:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from ckptcore import ledger, notes, writer
 from ckptcore.clock import Clock
 from ckptcore.coordinator import DECISION_TIMEOUT, Coordinator
-from ckptcore.errors import CheckpointError, CommitUnknown, SaveAborted, SaveFailed, StoreUnavailable, Superseded
+from ckptcore.errors import CheckpointError, CommitUnknown, SaveAborted, SaveFailed, StoreFull, StoreUnavailable, Superseded
 from ckptcore.events import Event, Listener, tell
 from ckptcore.incarnations import check_current
 from ckptcore.keep import Keep
@@ -41,7 +41,7 @@ class Saving:
 
     def run(self) -> Decided:
         """Write and wait for the decision. Returns a commit; everything else is raised."""
-        identity, rank = self.shard.identity, self.shard.rank
+        identity, rank = self.shard.identity, self.shard.identity.rank
         try:
             check_current(self.store, identity.generation.incarnation)
             writer.write(self.store, self.shard, clock=self.clock, on_event=self.on_event)
@@ -49,7 +49,7 @@ class Saving:
             self._tell("superseded", str(error))
             raise
         except Exception as error:
-            give_up(self._coordinator(), identity, rank, error)
+            give_up(self._coordinator(), identity, error)
             self._tell("failed", str(error))
             raise SaveFailed(f"rank {rank} could not write its part of {identity.generation}: {error}") from error
         decided = self._decide() if rank == 0 else self._await()
@@ -63,6 +63,9 @@ class Saving:
         identity = self.shard.identity
         try:
             return self._coordinator().commit(identity.generation, identity.participants, timeout=self.timeout)
+        except StoreFull as error:
+            # An abort is small, and may find room where the index did not: then nobody waits for a decision.
+            return self._coordinator().abort(identity.generation, Refuted(f"there is no room left to commit it: {error}"))
         except Superseded as error:
             self._tell("superseded", str(error))
             raise
@@ -103,26 +106,26 @@ class Saving:
         try:
             if self.metrics:
                 notes.annotate(self.store, decided.record.run_id, decided.generation, clock=self.clock, metrics=self.metrics)
-            if self.keep is not None:
-                Collector(self.store, decided.generation.incarnation, self.clock, self.on_event).collect(self.keep)
-        except CheckpointError as error:
-            self._tell("collection-failed", str(error))
+            # Without a policy nothing is retired, but what aborted saves left is garbage all the same.
+            Collector(self.store, decided.generation.incarnation, self.clock, self.on_event).collect(self.keep)
+        except Exception as error:  # noqa: BLE001 -- whatever it is, the save is committed
+            self._tell("collection-failed", f"{type(error).__name__}: {error}")
 
     def _coordinator(self) -> Coordinator:
         identity = self.shard.identity
         return Coordinator(self.store, identity.run_id, identity.generation.incarnation, self.clock, self.on_event)
 
     def _tell(self, kind, message: str = "") -> None:
-        tell(self.on_event, Event(kind, self.shard.rank, self.shard.identity.generation, message))
+        tell(self.on_event, Event(kind, self.shard.identity.rank, self.shard.identity.generation, message))
 
 
-def give_up(coordinator: Coordinator, identity: Identity, rank: int, error: Exception) -> None:
+def give_up(coordinator: Coordinator, identity: Identity, error: Exception) -> None:
     """Say in a failed receipt that this rank's part will not come, so that nobody waits. Rank 0 decides at once what that means.
 
     `error` matters more than trouble with that, which is noted on it.
     """
-    writer.give_up(coordinator.store, identity, rank, error)
-    if rank == 0:
+    writer.give_up(coordinator.store, identity, error)
+    if identity.rank == 0:
         try:
             coordinator.abort(identity.generation, Refuted(f"rank 0 could not write its part: {error}"))
         except CheckpointError as also:

@@ -121,8 +121,4 @@ def _error(data: bytes, rank: int) -> CheckpointError:
     return error
 
 
-def _all_kinds(kind: type[CheckpointError]) -> list[type[CheckpointError]]:
-    return [kind, *(below for child in kind.__subclasses__() for below in _all_kinds(child))]
-
-
-_KINDS = {kind.kind: kind for kind in _all_kinds(errors.CheckpointError)}
+_KINDS = {kind.kind: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, CheckpointError)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +16,7 @@ from ckptcore.reader import Checkpoint, StoredLeaf
 from ckptcore.records import ArrayLeaf
 
 BATCH_BYTES = 128 << 20
+_LED = ("captured", "topology", "parent", "parent_manifest", "versions", "metadata")
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,11 @@ def _shallow_problems(checkpoint: Checkpoint) -> Iterator[str]:
         yield str(error)
         return
     for home, roster in homes:
+        receipts: list[records.Receipt] = []
         for delivered in roster.ranks:
-            yield from _delivered_problems(home, delivered)
+            yield from _delivered_problems(home, delivered, receipts)
+        if len(receipts) == len(roster.ranks):
+            yield from _manifest_problems(home.manifest, receipts)
         root = f"{names.state_prefix(home.generation)}manifest.ocdbt"
         if any(delivered.database for delivered in roster.ranks) and home.store.size(root) is None:
             yield f"{root} is missing, the root of the database of all arrays"
@@ -80,8 +84,8 @@ def _shallow_problems(checkpoint: Checkpoint) -> Iterator[str]:
 
 def _component_problems(checkpoint: Checkpoint, component: str) -> Iterator[str]:
     entry = checkpoint.manifest.components[component]
-    for rank in checkpoint.ranks(component):
-        checkpoint.leaves(component, rank)  # reads the layouts
+    if checkpoint.facts(component) != (entry.kind, entry.scope):
+        yield f"component {component!r}: its layout has another kind or scope than the manifest"
     index = checkpoint.index(component)
     if component_digest(component, {name: leaf.digest for name, leaf in index.leaves.items()}) != entry.digest:
         yield f"component {component!r}: its index does not add up to the digest in the manifest"
@@ -89,7 +93,8 @@ def _component_problems(checkpoint: Checkpoint, component: str) -> Iterator[str]
         yield f"component {component!r}: {len(index.leaves)} leaves in the index, {entry.leaves} in the manifest"
 
 
-def _delivered_problems(checkpoint: Checkpoint, delivered: records.Delivered) -> Iterator[str]:
+def _delivered_problems(checkpoint: Checkpoint, delivered: records.Delivered, receipts: list[records.Receipt]) -> Iterator[str]:
+    """What is wrong with a rank's receipt and the files it lists; a receipt that is right is added to `receipts`."""
     key = delivered.receipt.key
     data = checkpoint.store.get(key)
     if data is None:
@@ -102,6 +107,7 @@ def _delivered_problems(checkpoint: Checkpoint, delivered: records.Delivered) ->
         _raise_unsupported(error)
         yield str(error)
         return
+    receipts.append(receipt)
     listed = [] if receipt.values is None else [(receipt.values.key, receipt.values.size)]
     if receipt.database is not None:
         prefix = names.database_prefix(checkpoint.generation, receipt.rank, receipt.database)
@@ -110,6 +116,20 @@ def _delivered_problems(checkpoint: Checkpoint, delivered: records.Delivered) ->
         found = checkpoint.store.size(name)
         if found != size:
             yield f"{name} " + ("is missing" if found is None else f"has {found} bytes, rank {receipt.rank} wrote {size}")
+
+
+def _manifest_problems(manifest: records.Manifest, receipts: Sequence[records.Receipt]) -> Iterator[str]:
+    """What the manifest says otherwise than the receipts it was derived from: no other record certifies the manifest."""
+    lead = receipts[0].lead
+    stated = {field: getattr(lead, field) for field in _LED if lead is not None}
+    stated |= {field: getattr(receipts[0], field) for field in ("claim", "guarantee", "requires")}
+    for name, entry in manifest.components.items():
+        if entry.source is None:
+            stated[f"components.{name}.bytes"] = sum(r.components[name].bytes for r in receipts if name in r.components)
+    found = {field: getattr(manifest, field, None) for field in stated}
+    found |= {f"components.{name}.bytes": entry.bytes for name, entry in manifest.components.items() if entry.source is None}
+    key = names.ledger_key(GenerationId.parse(manifest.generation))
+    yield from (f"{key}: `{field}` differs from what the receipts say" for field in stated if found[field] != stated[field])
 
 
 def _raise_unsupported(error: DamageError) -> None:

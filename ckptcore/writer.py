@@ -26,14 +26,13 @@ from ckptcore.store import Store
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """What every receipt of one save says alike."""
+    """Whose part of which save: what every receipt says, a failed one too."""
 
     run_id: str
     generation: GenerationId
     claim: str
     participants: int
-    guarantee: records.Guarantee
-    topology: records.Topology
+    rank: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +40,8 @@ class Shard:
     """One rank's part of one save: the plan and the snapshot. `lead` is rank 0's alone."""
 
     identity: Identity
-    rank: int
+    guarantee: records.Guarantee
+    topology: records.Topology
     plan: Plan
     flat: Flat
     staged: Staged
@@ -57,11 +57,11 @@ def write(store: Store, shard: Shard, *, clock: Clock, on_event: Listener | None
     return _Writer(store, shard, clock, on_event).run()
 
 
-def give_up(store: Store, identity: Identity, rank: int, error: Exception) -> None:
+def give_up(store: Store, identity: Identity, error: Exception) -> None:
     """Tell the coordinator at once that this rank's part will not come. `error` matters more than trouble with that."""
     reason = records.clip(f"{type(error).__name__}: {error}")
     try:
-        _put_receipt(store, Receipt(**_identity_fields(identity, rank), status="failed", reason=reason))
+        _put_receipt(store, Receipt(**_identity_fields(identity), status="failed", reason=reason))
     except CheckpointError as also:
         error.add_note(f"(the failed receipt could not be written either: {also})")
 
@@ -69,7 +69,7 @@ def give_up(store: Store, identity: Identity, rank: int, error: Exception) -> No
 class _Writer:
     def __init__(self, store: Store, shard: Shard, clock: Clock, on_event: Listener | None) -> None:
         self.store, self.shard, self.clock, self.on_event = store, shard, clock, on_event
-        self.generation = shard.identity.generation
+        self.generation, self.rank = shard.identity.generation, shard.identity.rank
         self.nonce = secrets.token_hex(8)
 
     def run(self) -> Receipt:
@@ -89,11 +89,11 @@ class _Writer:
         plan, found = self.shard.plan, {}
         if not plan.own:
             return {}, []
-        database = DatabaseWriter(self.store, names.database_prefix(self.generation, self.shard.rank, self.nonce))
+        database = DatabaseWriter(self.store, names.database_prefix(self.generation, self.rank, self.nonce))
         for component, table in plan.layout.components.items():
             for leaf in table.leaves:
                 if isinstance(leaf, ArrayLeaf) and leaf.name in plan.own:
-                    name = leaf.name if table.scope == "global" else names.rank_array_name(self.shard.rank, leaf.name)
+                    name = leaf.name if table.scope == "global" else names.rank_array_name(self.rank, leaf.name)
                     array = StoredArray(name=name, dtype=leaf.stored_dtype, shape=leaf.shape, grid=plan.grids[leaf.name])
                     cells = dict(zip(plan.own[leaf.name], self.shard.staged.chunks.get(leaf.name, ()), strict=True))
                     found[leaf.name] = database.add(array, cells)
@@ -106,7 +106,7 @@ class _Writer:
         written = {}
         for component, table in self.shard.plan.layout.components.items():
             named = {leaf.name for leaf in table.leaves}
-            skipped = flat.components[component].rank_zero and self.shard.rank != 0
+            skipped = flat.components[component].rank_zero and self.rank != 0
             written[component] = Written(
                 bytes=sum(array.nbytes for name in named & staged.chunks.keys() for array in staged.chunks[name]),
                 chunks={name: sorted(chunks[name].items()) for name in sorted(named & chunks.keys())},
@@ -123,12 +123,12 @@ class _Writer:
         for value in self.shard.flat.values:
             if self.shard.flat.components[value.component].scope == "rank":
                 own.setdefault(value.component, {})[value.name] = self.shard.values[value.name]
-            elif self.shard.rank == 0:
+            elif self.rank == 0:
                 shared.setdefault(value.component, {})[value.name] = self.shard.values[value.name]
         if not shared and not own:
             return None
-        record = records.Values(generation=str(self.generation), rank=self.shard.rank, shared=shared, own=own)
-        return self._put(lambda _: names.values_key(self.generation, self.shard.rank), records.encode(record))
+        record = records.Values(generation=str(self.generation), rank=self.rank, shared=shared, own=own)
+        return self._put(lambda _: names.values_key(self.generation, self.rank), records.encode(record))
 
     def _put(self, key_of: Any, data: bytes) -> Descriptor:
         value = digest(data)
@@ -136,18 +136,17 @@ class _Writer:
         # Every rank has the same layout: all but the first find it there.
         stored = self.store.get(key) or self.store.put_if_absent(key, data)
         if stored != data:
-            raise ProtocolViolation(f"{key} holds other bytes than rank {self.shard.rank} has: two processes act as this rank")
+            raise ProtocolViolation(f"{key} holds other bytes than rank {self.rank} has: two processes act as this rank")
         return Descriptor(key=key, size=len(data), digest=value)
 
     def _receipt(
         self, components: dict[str, Written], files: list[records.File], stored_values: Descriptor | None, layout: Descriptor
     ) -> Receipt:
-        identity = self.shard.identity
         return Receipt(
-            **_identity_fields(identity, self.shard.rank),
+            **_identity_fields(self.shard.identity),
             status="complete",
-            guarantee=identity.guarantee,
-            topology=topology_digest(identity.topology),
+            guarantee=self.shard.guarantee,
+            topology=topology_digest(self.shard.topology),
             layout=layout,
             values=stored_values,
             database=self.nonce if files else None,
@@ -158,17 +157,17 @@ class _Writer:
         )
 
     def _tell(self, kind: Any, detail: dict[str, Any] | None = None) -> None:
-        tell(self.on_event, Event(kind, self.shard.rank, self.generation, detail=detail or {}))
+        tell(self.on_event, Event(kind, self.rank, self.generation, detail=detail or {}))
 
 
-def _identity_fields(identity: Identity, rank: int) -> dict[str, Any]:
+def _identity_fields(identity: Identity) -> dict[str, Any]:
     return {
         "run_id": identity.run_id,
         "generation": str(identity.generation),
         "incarnation": identity.generation.incarnation,
         "claim": identity.claim,
         "step": identity.generation.step,
-        "rank": rank,
+        "rank": identity.rank,
         "participants": identity.participants,
     }
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any, TypeVar
@@ -17,7 +20,7 @@ from ckptcore.channel import Channel, LocalChannel
 from ckptcore.checkpointer import Checkpointer
 from ckptcore.clock import Clock
 from ckptcore.coordinator import Coordinator
-from ckptcore.errors import DeadlineExceeded, StagingLimit, StoreUnavailable, StructureMismatch
+from ckptcore.errors import DeadlineExceeded, StagingLimit, StructureMismatch
 from ckptcore.filestore import FileStore
 from ckptcore.geometry import Box
 from ckptcore.history import History
@@ -28,14 +31,17 @@ from ckptcore.match import Rules
 from ckptcore.names import GenerationId
 from ckptcore.reader import Checkpoint
 from ckptcore.records import StoreFacts
-from ckptcore.session import Session
 from ckptcore.store import Store
 from ckptcore.verify import check_whole, verify
-from ckptcore.writer import Shard, write
+from ckptcore.writer import Identity, Shard, write
 
 T = TypeVar("T")
 FACTS = StoreFacts(driver="file", put_if_absent=True, read_after_write=True, list_after_write=True)
 DERIVED = {"schedule": "optimizer"}
+SHAPE = (8, 96)
+"""Of the weights in `state`."""
+CHUNK_BYTES = 768
+"""Two chunks a rank when there are two, each too large to be kept inside of a database's tree."""
 
 
 class FakeClock(Clock):
@@ -43,7 +49,7 @@ class FakeClock(Clock):
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.on_sleep: Callable[[], None] = lambda: None
+        self.on_sleep: Callable[[], object] = lambda: None
 
     def monotonic(self) -> float:
         return self.now
@@ -278,7 +284,7 @@ def _wanted(component: str, path: Any, leaf: Any, *, rank_scoped: bool) -> Wante
         return Wanted(kind="array", dtype=dtype, shape=leaf.shape, boxes=(box,), **kwargs)
     if leaf is None or (isinstance(leaf, dict | list | tuple) and not leaf):
         return Wanted(kind="empty", value=leaf, **kwargs)
-    scalar = type(leaf).__name__ if type(leaf) in (bool, int, float) else None
+    scalar: Any = type(leaf).__name__ if type(leaf) in (bool, int, float) else None
     return Wanted(kind="value", value=leaf, scalar=scalar, **kwargs)
 
 
@@ -297,7 +303,7 @@ def state(step: int, rank: int = 0, size: int = 1) -> dict[str, Any]:
 
 
 def weights(step: int) -> np.ndarray:
-    return np.arange(24, dtype=np.float32).reshape(8, 3) + 100 * step
+    return np.arange(768, dtype=np.float32).reshape(SHAPE) + 100 * step
 
 
 def same(one: Any, other: Any) -> bool:
@@ -319,113 +325,6 @@ def checkpointer(url: Any, link: Channel | None = None, **options: Any) -> Check
     """A `Checkpointer` over `HostBackend`, with the declarations that make `state` exact."""
     settings = {"derived": DERIVED, "interval": 10, "coordinator_timeout": 20.0} | options
     return Checkpointer(url, backend=HostBackend(link or LocalChannel()), **settings)
-
-
-# Stores that fail on purpose
-
-
-class Died(BaseException):
-    """The process is dead: nothing after this has any effect, no handler runs."""
-
-
-class WrappedStore:
-    """Passes every operation on to `inner`; `around` sees each and decides what becomes of it."""
-
-    def __init__(self, inner: Store) -> None:
-        self.inner = inner
-        self.url, self.driver, self.context = inner.url, inner.driver, inner.context
-
-    def around(self, operation: str, key: str, call: Callable[[], T]) -> T:  # noqa: ARG002 - for those who override it
-        return call()
-
-    def put_if_absent(self, key: str, data: bytes) -> bytes:
-        return self.around("put_if_absent", key, lambda: self.inner.put_if_absent(key, data))
-
-    def get(self, key: str, start: int | None = None, stop: int | None = None) -> bytes | None:
-        return self.around("get", key, lambda: self.inner.get(key, start, stop))
-
-    def size(self, key: str) -> int | None:
-        return self.around("size", key, lambda: self.inner.size(key))
-
-    def list(self, prefix: str = "") -> Iterator[str]:
-        return iter(self.around("list", prefix, lambda: [*self.inner.list(prefix)]))
-
-    def children(self, prefix: str) -> list[str]:
-        return self.around("children", prefix, lambda: self.inner.children(prefix))
-
-    def delete(self, key: str) -> None:
-        self.around("delete", key, lambda: self.inner.delete(key))
-
-    def delete_prefix(self, prefix: str) -> int:
-        return self.around("delete_prefix", prefix, lambda: self.inner.delete_prefix(prefix))
-
-    def sync(self, prefix: str) -> None:
-        self.around("sync", prefix, lambda: self.inner.sync(prefix))
-
-    def kvstore(self, prefix: str) -> dict[str, Any]:
-        return self.around("kvstore", prefix, lambda: self.inner.kvstore(prefix))
-
-
-class DyingStore(WrappedStore):
-    """Its process dies right before its change number `at` (from 1) of the store; no change is ever made after that.
-
-    Dying before a read, or after a change, leaves the same store as dying before the next change. With `torn`
-    the last change is made by half: of a rank's database half the files survive, of a deletion half of it was done.
-    """
-
-    CHANGES = ("put_if_absent", "delete", "delete_prefix", "sync", "kvstore")
-    TORN = ("delete_prefix", "sync")
-
-    def __init__(self, inner: Store, at: int | None = None, *, torn: bool = False) -> None:
-        super().__init__(inner)
-        self.at, self.torn, self.count, self.last = at, torn, 0, ""
-        self.lock = threading.Lock()
-
-    @property
-    def dead(self) -> bool:
-        return self.at is not None and self.count >= self.at
-
-    def around(self, operation: str, key: str, call: Callable[[], T]) -> T:
-        with self.lock:
-            if self.dead:
-                raise Died(key)
-            self.count += operation in self.CHANGES
-            if self.dead:
-                self.last = operation
-                if self.torn and (operation == "delete_prefix" or (operation == "sync" and "/ranks/" in key)):
-                    keys = [*self.inner.list(key)]
-                    for lost in keys[: (len(keys) + 1) // 2]:
-                        self.inner.delete(lost)
-                raise Died(key)
-        return call()
-
-
-class FaultyStore(WrappedStore):
-    """Raises `error()` for operations that `matches(operation, key)`, `times` of them; with `after`, when they took effect."""
-
-    def __init__(
-        self,
-        inner: Store,
-        matches: Callable[[str, str], bool],
-        error: Callable[[], BaseException] = lambda: StoreUnavailable("injected: no answer"),
-        *,
-        times: int = 1,
-        after: bool = False,
-    ) -> None:
-        super().__init__(inner)
-        self.matches, self.error, self.left, self.after, self.hits = matches, error, times, after, 0
-
-    def around(self, operation: str, key: str, call: Callable[[], T]) -> T:
-        hit = self.left > 0 and self.matches(operation, key)
-        if hit:
-            self.left -= 1
-            self.hits += 1
-        if hit and not self.after:
-            raise self.error()
-        result = call()
-        if hit:
-            raise self.error()
-        return result
 
 
 # Jobs, step by step
@@ -472,12 +371,9 @@ class Job:
         self.attempts[step] = self.attempts.get(step, 0) + 1
         return GenerationId(self.number, step, self.attempts[step])
 
-    def shard(self, generation: GenerationId, rank: int, **order: Any) -> Shard:
+    def shard(self, generation: GenerationId, rank: int, **changes: Any) -> Shard:
         """What `rank` would write: its part of `state_of(step, rank, size)`."""
         assert self.incarnation is not None
-        link = ThreadChannel(Hub(self.size), rank)
-        backend = HostBackend(link)
-        session = Session(self.of(rank), link, self.incarnation)
         wanted: dict[str, Any] = {
             "components": self.state_of(generation.step, rank, self.size),
             "derived": DERIVED,
@@ -486,10 +382,16 @@ class Job:
             "metadata": None,
             "unchanged": (),
             "latest": self.latest,
+            "clock": self.clock,
         }
-        prepared = snapshot.prepare(backend, session, snapshot.Order(**wanted | order), chunk_bytes=48)
-        identity = snapshot.identify(backend, session, prepared, generation)
-        return snapshot.stage(backend, session, prepared, identity, self.latest, limit=None, clock=self.clock)
+        backend = HostBackend(ThreadChannel(Hub(self.size), rank))
+        order = snapshot.Order(**wanted | changes)
+        return snapshot.take(backend, self.identity(generation, rank), order, chunk_bytes=CHUNK_BYTES, limit=None)
+
+    def identity(self, generation: GenerationId, rank: int) -> Identity:
+        assert self.incarnation is not None
+        claim, run_id = self.incarnation.claim.nonce, self.incarnation.run.run_id
+        return Identity(run_id=run_id, generation=generation, claim=claim, participants=self.size, rank=rank)
 
     def write(self, generation: GenerationId, rank: int, **order: Any) -> records.Receipt:
         return write(self.of(rank), self.shard(generation, rank, **order), clock=self.clock)
@@ -507,6 +409,14 @@ class Job:
         if decided.committed:
             self.latest = decided
         return decided
+
+
+@contextmanager
+def memory_directory() -> Iterator[FilePath]:
+    """A fresh directory, in memory where there is a place for that: these tests make and sync thousands of files."""
+    memory = "/dev/shm"  # noqa: S108
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None, prefix="ckpt-test-") as directory:
+        yield FilePath(directory)
 
 
 def file_store(path: FilePath) -> FileStore:

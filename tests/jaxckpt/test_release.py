@@ -52,7 +52,7 @@ def test_after_a_failure(tmp_path: Path, staged: list[weakref.ref[np.ndarray]], 
         raise OSError(28, "No space left on device")
 
     with jaxckpt.Checkpointer(tmp_path / "run", interval=1, derived=DERIVED) as checkpointer:
-        checkpointer.restore_or_init(dict)
+        checkpointer.restore_or_init(dict, like={})
         monkeypatch.setattr("ckptcore.writer.DatabaseWriter.finish", full)
         handle = checkpointer.save(1, {"params": {"w": jnp.ones(1000)}})
         with pytest.raises(SaveFailed) as caught:

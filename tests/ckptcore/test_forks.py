@@ -1,0 +1,208 @@
+"""New runs from old ones."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckptcore import names, notes
+from ckptcore.channel import Channel
+from ckptcore.checkpointer import Restored
+from ckptcore.components import PerRank
+from ckptcore.errors import CallError, Damaged, DamageError, ForeignRecord, NotFound
+from ckptcore.history import History, read_run
+from ckptcore.keep import Keep
+from ckptcore.names import GenerationId
+from ckptcore.run import open_run
+from tests.ckptcore.support import check_commits, checkpointer, file_store, flip, on_ranks, same, state
+
+
+def fresh() -> dict[str, Any]:
+    return state(0)
+
+
+@pytest.fixture
+def parent(place: Path) -> Path:
+    """A run with checkpoints of steps 10 and 20."""
+    with checkpointer(place / "parent") as ckpt:
+        for step in (10, 20):
+            ckpt.save(step, state(step))
+    return place / "parent"
+
+
+def begin(url: Path, start_from: Path | None, *steps: int, **options: Any) -> Restored:
+    with checkpointer(url, start_from=start_from, **options) as ckpt:
+        restored = ckpt.restore_or_init(fresh, like=state(0))
+        for step in steps:
+            ckpt.save(step, state(step))
+    return restored
+
+
+def test_a_warm_start_takes_the_weights_and_begins_at_step_0(parent: Path, place: Path) -> None:
+    restored = begin(place / "child", parent)
+    assert (restored.step, restored.generation) == (0, None)
+    assert same(restored.components["params"], state(20)["params"])
+    assert same(restored.components["optimizer"], state(0)["optimizer"])
+    assert "forked from generation 000001-000000000020-1" in (restored.reason or "")
+    run = read_run(file_store(place / "child"))
+    assert run.parent is not None
+    assert run.parent.run_id == read_run(file_store(parent)).run_id
+    assert run.parent.components == ["params"]
+
+
+def test_a_warm_start_is_safe_to_restart(parent: Path, place: Path) -> None:
+    """Until the first commit the same weights again, whatever the parent has saved meanwhile; afterwards its own."""
+    begin(place / "child", parent)
+    with checkpointer(parent) as ckpt:
+        ckpt.restore_or_init(fresh, like=state(0))
+        ckpt.save(30, state(30)).result()
+    assert same(begin(place / "child", parent).components["params"], state(20)["params"])
+    begin(place / "child", parent, 5)
+    restored = begin(place / "child", parent)
+    assert (restored.step, restored.generation) == (5, GenerationId(3, 5, 1))
+    assert same(dict(restored.components), state(5))
+
+
+def test_a_restart_may_leave_the_parent_out(parent: Path, place: Path) -> None:
+    begin(place / "child", parent)
+    assert same(begin(place / "child", None).components["params"], state(20)["params"])
+
+
+def test_a_run_that_began_without_a_parent_never_gets_one(parent: Path, place: Path) -> None:
+    begin(place / "child", None)
+    with pytest.raises(CallError, match="was created without start_from"):
+        begin(place / "child", parent)
+    begin(place / "child", None, 5)
+    assert begin(place / "child", parent).step == 5
+
+
+def test_there_is_no_parent(place: Path) -> None:
+    with pytest.raises(NotFound, match="there is no run at"):
+        begin(place / "child", place / "nowhere")
+    begin(place / "empty", None)
+    with pytest.raises(NotFound, match="no checkpoint to start from"):
+        begin(place / "child", place / "empty")
+    assert not (place / "child" / names.RUN).exists()
+
+
+def test_a_parent_that_was_exchanged_or_damaged_is_refused(parent: Path, place: Path) -> None:
+    begin(place / "child", parent)
+    shutil.copytree(parent, place / "kept")
+    flip(parent / names.ledger_key(GenerationId(1, 20, 1)), -10)
+    with pytest.raises(DamageError):
+        begin(place / "child", parent)
+    shutil.rmtree(parent)
+    begin(parent, None, 10, 20)
+    with pytest.raises(ForeignRecord, match="this run was made from"):
+        begin(place / "child", None)
+
+
+def test_a_parent_without_its_data_is_damage(parent: Path, place: Path) -> None:
+    begin(place / "child", parent)
+    shutil.rmtree(parent / "generations")
+    with pytest.raises(Damaged, match="is missing"):
+        begin(place / "child", parent)
+
+
+def test_the_parents_checkpoint_is_pinned(parent: Path, place: Path) -> None:
+    begin(place / "child", parent)
+    with checkpointer(parent, keep=Keep(last=2)) as ckpt:
+        ckpt.restore_or_init(fresh, like=state(0))
+        for step in (30, 40, 50):
+            ckpt.save(step, state(step))
+    assert [g.step for g in check_commits(file_store(parent))] == [50, 40, 20]
+    assert notes.has(History.load(file_store(parent)).notes[GenerationId(1, 20, 1)], "pin")
+
+
+def test_a_fork_goes_on_where_the_parent_was(parent: Path, place: Path) -> None:
+    run_id = open_run(parent).fork(place / "child", step=10)
+    assert run_id == read_run(file_store(place / "child")).run_id != read_run(file_store(parent)).run_id
+    with checkpointer(place / "child") as ckpt:
+        restored = ckpt.restore_or_init(fresh, like=state(0))
+        assert restored.step == 10
+        assert same(dict(restored.components), state(10))
+        with pytest.raises(CallError, match="lies before step 10"):
+            ckpt.save(5, state(5))
+        manifest = ckpt.save(11, state(11)).result()
+    assert manifest.parent is None
+    assert begin(place / "child", None).step == 11
+
+
+def test_a_fork_without_a_target_goes_on_too(parent: Path, place: Path) -> None:
+    open_run(parent).fork(place / "child", step=10)
+    with checkpointer(place / "child") as ckpt:
+        restored = ckpt.restore_or_init(fresh)
+    assert restored.step == 10
+    assert same(dict(restored.components), state(10))
+
+
+def test_weights_alone_never_go_on_at_the_parents_step(parent: Path, place: Path) -> None:
+    with checkpointer(place / "child", start_from=parent) as ckpt:
+        restored = ckpt.restore_or_init(lambda: {"params": state(0)["params"]}, like={"params": state(0)["params"]})
+    assert restored.step == 0
+    assert same(restored.components["params"], state(20)["params"])
+
+
+def test_a_fork_may_take_some_components(parent: Path, place: Path) -> None:
+    open_run(parent).fork(place / "child", components=["params", "optimizer"])
+    restored = begin(place / "child", None)
+    assert restored.step == 0
+    assert same(restored.components["optimizer"], state(20)["optimizer"])
+    assert same(restored.components["data"], state(0)["data"])
+
+
+def test_a_fork_needs_a_place_of_its_own_and_what_it_names(parent: Path, place: Path) -> None:
+    run = open_run(parent)
+    with pytest.raises(CallError, match="holds a run already"):
+        run.fork(parent)
+    with pytest.raises(NotFound, match="no component 'ema'"):
+        run.fork(place / "child", components=["ema"])
+    with pytest.raises(NotFound, match="no checkpoint of step 7"):
+        run.fork(place / "child", step=7)
+    assert not (place / "child").exists()
+
+
+def test_a_fork_that_asks_for_what_init_does_not_make(parent: Path, place: Path) -> None:
+    open_run(parent).fork(place / "child")
+    with checkpointer(place / "child") as ckpt, pytest.raises(CallError, match="init\\(\\) makes only"):
+        ckpt.restore_or_init(lambda: {"params": state(0)["params"], "more": {"x": np.zeros(1)}}, like=None)
+
+
+def test_weights_can_be_forked_from(parent: Path, place: Path) -> None:
+    with checkpointer(parent) as ckpt:
+        ckpt.restore_or_init(fresh, like=state(0))
+        ckpt.save(30, {"params": state(30)["params"]}, guarantee="weights").result()
+    open_run(parent).fork(place / "child", step=30)
+    restored = begin(place / "child", None)
+    assert restored.step == 0
+    assert same(restored.components["params"], state(30)["params"])
+
+
+def test_all_ranks_begin_from_one_parent(place: Path) -> None:
+    def first(link: Channel) -> None:
+        with checkpointer(place / "parent", link) as ckpt:
+            ckpt.restore_or_init(lambda: state(0, link.rank, 2))
+            ckpt.save(10, state(10, link.rank, 2)).result()
+
+    on_ranks(2, first)
+
+    def child(link: Channel, size: int) -> Restored:
+        with checkpointer(place / f"child-{size}", link, start_from=place / "parent") as ckpt:
+            return ckpt.restore_or_init(lambda: state(0, link.rank, size), like=state(0, link.rank, size))
+
+    for size in (2, 3):
+        for rank, restored in enumerate(on_ranks(size, lambda link, size=size: child(link, size))):
+            assert same(restored.components["params"], state(10, rank, size)["params"])
+
+    def forked(link: Channel) -> Restored:
+        with checkpointer(place / "fork", link) as ckpt:
+            return ckpt.restore_or_init(lambda: state(0, link.rank, 2), like=state(0, link.rank, 2))
+
+    open_run(place / "parent").fork(place / "fork")
+    for rank, restored in enumerate(on_ranks(2, forked)):
+        assert restored.step == 10
+        assert same(restored.components["rng"], PerRank({"key": np.array([10, rank], np.uint32)}))

@@ -1,0 +1,166 @@
+"""What a target wants against what a checkpoint has: everything fits, or every difference is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from ckptcore.backend import Wanted
+from ckptcore.errors import CallError, StructureMismatch
+from ckptcore.geometry import Box
+from ckptcore.match import Match, Rules, cast_name, match
+from ckptcore.names import Path, array_name
+from ckptcore.reader import StoredLeaf
+from ckptcore.records import ArrayLeaf, ValueLeaf
+
+W: Path = (("key", "w"),)
+X: Path = (("key", "x"),)
+
+
+def array(
+    path: Path = W, dtype: str = "float32", shape: tuple[int, ...] = (4,), component: str = "params", **more: Any
+) -> StoredLeaf:
+    name = array_name(component, path)
+    chunk_shape = tuple(max(1, extent) for extent in shape)
+    record = ArrayLeaf(path=path, name=name, dtype=dtype, stored_dtype=dtype, shape=shape, chunk_shape=chunk_shape, **more)
+    return StoredLeaf(component, record, None)
+
+
+def value(path: Path = W, component: str = "params") -> StoredLeaf:
+    return StoredLeaf(component, ValueLeaf(path=path, name=array_name(component, path)), None)
+
+
+def wants(path: Path = W, kind: Any = "array", component: str = "params", **facts: Any) -> Wanted:
+    if kind == "array":
+        facts = {"dtype": "float32", "shape": (4,)} | facts
+        facts["boxes"] = (Box.whole(facts["shape"]),)
+    return Wanted(component=component, path=path, kind=kind, **facts)
+
+
+def pair(wanted: list[Wanted], stored: list[StoredLeaf], value_: Any = None, **rules: Any) -> Match:
+    return match(wanted, {leaf.name: leaf for leaf in stored}, lambda _: value_, Rules(**rules), where="generation 7")
+
+
+def differences(wanted: list[Wanted], stored: list[StoredLeaf], value_: Any = None, **rules: Any) -> tuple[str, ...]:
+    with pytest.raises(StructureMismatch, match="generation 7 does not fit") as caught:
+        pair(wanted, stored, value_, **rules)
+    return caught.value.differences
+
+
+def test_an_equal_array_fits() -> None:
+    wanted, stored = wants(), array()
+    assert pair([wanted], [stored]).arrays == [(wanted, stored)]
+
+
+def test_all_differences_are_told_at_once() -> None:
+    found = differences(
+        [wants(W, dtype="bfloat16"), wants(X, shape=(2, 2)), wants((("key", "y"),)), wants((("key", "n"),), "empty", value={})],
+        [array(W), array(X), array((("key", "n"),)), array((("key", "z"), ("index", 0)))],
+    )
+    assert found == (
+        "params['w']: dtype float32 in the checkpoint, bfloat16 in the target (cast= casts floating-point arrays)",
+        "params['x']: shape [4] in the checkpoint, [2, 2] in the target",
+        "params['y']: not in the checkpoint",
+        "params['n']: the target is {} there, the checkpoint an array of float32[4]",
+        "params['z'][0]: in the checkpoint, not in the target",
+    )
+
+
+def test_nothing_is_cast_unasked() -> None:
+    for stored, target in (("float64", "float32"), ("int32", "float32"), ("int32", "int64"), ("float32", "float16")):
+        assert differences([wants(dtype=target)], [array(dtype=stored)])
+
+
+def test_only_floating_arrays_are_cast() -> None:
+    assert pair([wants(dtype="bfloat16")], [array(dtype="float32")], cast="bfloat16").arrays
+    assert pair([wants(dtype="int32")], [array(dtype="int32")], cast="bfloat16").arrays
+    assert differences([wants(dtype="bfloat16")], [array(dtype="int32")], cast="bfloat16")
+    assert differences([wants(dtype="float32")], [array(dtype="float32")], cast="bfloat16")
+
+
+@pytest.mark.parametrize("cast", ["bfloat16", np.float16, np.dtype("float64"), ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn])
+def test_a_cast_is_named_or_given_as_a_dtype(cast: Any) -> None:
+    assert cast_name(cast) == (cast if isinstance(cast, str) else np.dtype(cast).name)
+
+
+@pytest.mark.parametrize("cast", ["int32", np.int8, "complex64", "floaty", "float99", 7, "nonsense"])
+def test_a_cast_to_anything_else_is_refused(cast: Any) -> None:
+    with pytest.raises(CallError, match="cast"):
+        cast_name(cast)
+
+
+def test_missing_and_extra_leaves_need_permission() -> None:
+    assert pair([wants(X)], [], missing="keep").arrays == []
+    assert pair([], [array()], extra="ignore").arrays == []
+    assert differences([wants(X)], [array()], missing="keep") == ("params['w']: in the checkpoint, not in the target",)
+    assert differences([wants(X)], [array()], extra="ignore") == ("params['x']: not in the checkpoint",)
+    for wrong in ({"missing": "ignore"}, {"extra": "keep"}):
+        with pytest.raises(CallError):
+            Rules(**wrong)  # pyright: ignore[reportArgumentType]
+
+
+def test_renaming_by_prefix_and_by_function() -> None:
+    stored = array((("key", "old"), ("key", "w")))
+    wanted = wants((("key", "new"), ("key", "w")))
+    for rename in (
+        {"params.new": "params.old"},
+        lambda name: name.replace("new", "old"),
+        {"params": "x", "params.new": "params.old"},
+    ):
+        assert pair([wanted], [stored], rename=rename).arrays == [(wanted, stored)]
+    assert "(looked for as 'params.gone.w')" in differences([wanted], [stored], rename={"params.new": "params.gone"})[0]
+    assert Rules(rename={"params.n": "x"}).stored_name("params.new") == "params.new"
+
+
+@pytest.mark.parametrize(("scalar", "found"), [("int", 3), ("float", 0.5), ("bool", True)])
+def test_numbers_keep_their_kind(scalar: Any, found: Any) -> None:
+    wanted = wants(kind="value", value=type(found)(0), scalar=scalar)
+    assert pair([wanted], [value()], found).values
+    others: list[Any] = [3, 0.5, True, "3", None, [3], {}]
+    for other in others:
+        if type(other) is not type(found):
+            assert differences([wanted], [value()], other)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scalar"), [("int32", "int"), ("uint8", "int"), ("float32", "float"), ("bfloat16", "float"), ("bool", "bool")]
+)
+def test_a_number_and_a_scalar_array_of_its_kind_stand_for_each_other(dtype: str, scalar: Any) -> None:
+    number = {"int": 3, "float": 0.5, "bool": True}[scalar]
+    assert pair([wants(kind="value", value=number, scalar=scalar)], [array(dtype=dtype, shape=())]).arrays
+    assert pair([wants(dtype=dtype, shape=())], [value()], number).values
+    assert differences([wants(kind="value", value=number, scalar=scalar)], [array(dtype=dtype, shape=(1,))])
+    assert differences([wants(dtype=dtype, shape=(1,))], [value()], number)
+    assert differences([wants(kind="value", value="text")], [array(dtype=dtype, shape=())])
+
+
+def test_random_keys_keep_their_implementation() -> None:
+    stored = array(dtype="uint32", shape=(2,), prng_impl="threefry2x32")
+    assert pair([wants(dtype="uint32", shape=(2,), prng_impl="threefry2x32")], [stored]).arrays
+    for impl in (None, "rbg"):
+        assert "random key" in differences([wants(dtype="uint32", shape=(2,), prng_impl=impl)], [stored])[0]
+    assert differences([wants(kind="value", value=1, scalar="int")], [array(dtype="uint32", shape=(), prng_impl="rbg")])
+
+
+@pytest.mark.parametrize("empty", [None, {}, [], ()])
+def test_empty_nodes_come_back_as_they_are(empty: Any) -> None:
+    assert pair([wants(kind="empty", value=empty)], [value()], empty).values
+    for other in (None, {}, [], (), 0, "x", [1]):
+        if other != empty or type(other) is not type(empty):
+            assert differences([wants(kind="empty", value=empty)], [value()], other)
+
+
+def test_an_object_takes_all_that_lies_below_its_path() -> None:
+    below = [array((("key", "a"), ("key", "b")), component="data"), value((("key", "a"), ("index", 0)), component="data")]
+    wanted = wants((("key", "a"),), "any", "data")
+    assert pair([wanted], below).trees == [(wanted, below)]
+    assert "not in the checkpoint" in differences([wants((("key", "ab"),), "any", "data")], below)[0]
+
+
+def test_a_key_with_a_dot_is_not_below_its_first_half() -> None:
+    stored = [array((("key", "a.b"),), component="data")]
+    assert differences([wants((("key", "a"),), "any", "data")], stored)
+    assert pair([wants((("key", "a.b"),), "any", "data")], stored).trees

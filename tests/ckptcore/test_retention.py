@@ -1,0 +1,237 @@
+"""Retention and collection: what is needed is never deleted, what is not needed is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckptcore import ledger, names, notes
+from ckptcore.clock import Clock
+from ckptcore.errors import Damaged
+from ckptcore.events import Event
+from ckptcore.filestore import FileStore
+from ckptcore.history import History
+from ckptcore.incarnations import stored, undecided
+from ckptcore.keep import Best, Keep
+from ckptcore.names import GenerationId
+from ckptcore.retention import Collected, Collector, pinned, referenced
+from tests.ckptcore.failing import FaultyStore
+from tests.ckptcore.support import FakeClock, Job, check_commits, contents, file_store, flip, state
+
+
+@pytest.fixture
+def store(place: Path) -> FileStore:
+    return file_store(place / "run")
+
+
+def job(store: FileStore, *steps: int, choose: GenerationId | None = None) -> Job:
+    started = Job(store)
+    started.open(choose)
+    for step in steps:
+        assert started.save(step).committed
+    return started
+
+
+def collect(store: Any, keep: Keep | None, incarnation: int | None = None, **more: Any) -> Collected:
+    return Collector(store, incarnation, FakeClock(), **more).collect(keep)
+
+
+def steps(store: FileStore) -> list[int]:
+    """The steps that are left, all of them whole."""
+    left = [generation.step for generation in check_commits(store)][::-1]
+    assert [generation.step for generation in stored(store)] == left
+    return left
+
+
+def note(store: FileStore, step: int, **what: Any) -> None:
+    notes.annotate(store, History.load(store).run.run_id, GenerationId(1, step, 1), clock=Clock(), **what)
+
+
+def mark(store: FileStore, generation: GenerationId, kind: str) -> None:
+    notes.write(store, History.load(store).run.run_id, generation, kind, clock=Clock(), text="by the test")
+
+
+def test_the_newest_are_kept(store: FileStore) -> None:
+    job(store, *range(10, 70, 10))
+    events: list[Event] = []
+    found = collect(store, Keep(last=2), 1, on_event=events.append)
+    assert [generation.step for generation in found.retired] == [10, 20, 30, 40]
+    assert found.deleted == found.retired
+    assert steps(store) == [50, 60]
+    assert [event.generation for event in events if event.kind == "retired"] == list(found.retired)
+    assert all(ledger.is_retired(store, generation) for generation in found.retired)
+    assert collect(store, Keep(last=2), 1) == Collected()
+
+
+def test_ledger_records_stay(store: FileStore) -> None:
+    job(store, 10, 20, 30, 40)
+    before = {key: store.get(key) for key in store.list(names.LEDGER)}
+    collect(store, Keep(last=2), 1)
+    assert {key: store.get(key) for key in before} == before
+
+
+def test_a_dry_run_tells_the_same_and_changes_nothing(store: FileStore, place: Path) -> None:
+    job(store, 10, 20, 30, 40)
+    started = job(store, 50)
+    started.write(started.next_generation(60), 0)
+    before = contents(place)
+    plan = Collector(store, started.number).collect(Keep(last=2), dry_run=True)
+    assert contents(place) == before
+    assert collect(store, Keep(last=2), started.number) == plan
+
+
+def test_tags_pins_and_multiples_are_kept(store: FileStore) -> None:
+    job(store, *range(10, 90, 10))
+    note(store, 20, tags=["good"])
+    note(store, 30, pin="in a paper")
+    collect(store, Keep(last=2, every=40), 1)
+    assert steps(store) == [20, 30, 40, 70, 80]
+
+
+def test_the_best_are_kept_and_never_push_out_the_newest(store: FileStore) -> None:
+    job(store, 10, 20, 30, 40, 50)
+    for step, loss in ((10, 0.1), (20, 0.2), (30, 0.3), (40, 0.4), (50, 9.9)):
+        note(store, step, metrics={"loss": loss})
+    collect(store, Keep(last=2, best=Best("loss", 1)), 1)
+    assert steps(store) == [10, 40, 50]
+
+
+def test_weights_have_their_own_budget(store: FileStore) -> None:
+    started = job(store, 10, 20, 30)
+    for step in (31, 32, 33, 34):
+        started.save(step, guarantee="weights")
+    collect(store, Keep(last=2, weights=1), 1)
+    assert steps(store) == [20, 30, 34]
+
+
+def test_quarantined_ones_fill_no_place(store: FileStore) -> None:
+    job(store, 10, 20, 30, 40, 50)
+    for step in (40, 50):
+        mark(store, GenerationId(1, step, 1), "quarantine")
+    collect(store, Keep(last=2), 1)
+    assert steps(store) == [20, 30, 40, 50]
+
+
+def test_the_head_is_kept_after_a_rollback(store: FileStore) -> None:
+    job(store, *range(10, 70, 10))
+    rolled = job(store, choose=GenerationId(1, 20, 1))
+    collect(store, Keep(last=2), rolled.number)
+    assert steps(store) == [20, 50, 60]
+    assert pinned(History.load(store)) == {GenerationId(1, 20, 1)}
+
+
+def test_the_base_of_a_job_is_kept_while_the_job_lives(store: FileStore) -> None:
+    job(store, 10, 20)
+    started = job(store, 30, 40, 50)
+    collect(store, Keep(last=2), started.number)
+    assert steps(store) == [20, 40, 50]
+    later = job(store, 60, 70)
+    collect(store, Keep(last=2), later.number)
+    assert steps(store) == [50, 60, 70]
+
+
+def test_a_base_that_appears_during_the_collection_is_kept(store: FileStore) -> None:
+    """Somebody rolls back to a generation right when its retirement is on record: one of the two sees the other."""
+    job(store, 10, 20, 30, 40)
+    started: list[Job] = []
+
+    def roll_back(operation: str, key: str) -> bool:
+        if operation == "put_if_absent" and key == names.retired_key(GenerationId(1, 10, 1)) and not started:
+            started.append(job(store, choose=GenerationId(1, 10, 1)))
+        return False
+
+    collect(FaultyStore(store, roll_back), Keep(last=2), 1)
+    assert ledger.is_retired(store, GenerationId(1, 10, 1))
+    assert 10 in [generation.step for generation in stored(store)]
+
+
+def test_what_a_component_refers_to_is_kept(store: FileStore) -> None:
+    started = job(store, 10)
+    started.state_of = lambda step, rank, size: {k: v for k, v in state(step, rank, size).items() if k != "params"}
+    for step in (20, 30, 40, 50):
+        started.save(step, unchanged=("params",))
+    assert referenced(History.load(store)) == {GenerationId(1, 10, 1)}
+    collect(store, Keep(last=2), 1)
+    assert steps(store) == [10, 40, 50]
+    started.state_of = state
+    for step in (60, 70):
+        started.save(step)
+    for left in ([10, 60, 70], [60, 70]):
+        collect(store, Keep(last=2), 1)
+        assert steps(store) == left
+
+
+def test_aborted_saves_are_deleted(store: FileStore) -> None:
+    started = job(store, 10)
+    generation = started.next_generation(20)
+    started.write(generation, 0)
+    started.coordinator().commit(generation, 2, timeout=1.0)
+    assert collect(store, None, 1).deleted == (generation,)
+    assert steps(store) == [10]
+
+
+def test_undecided_saves_of_the_newest_incarnation_are_its_own_business(store: FileStore) -> None:
+    started = job(store, 10, 20, 30)
+    generation = started.next_generation(40)
+    for rank in (0, 1):
+        started.write(generation, rank)
+    for incarnation in (1, None):
+        assert collect(store, Keep(last=2), incarnation).aborted == ()
+    assert undecided(store) == [generation]
+    assert started.coordinator().conclude(generation).committed
+
+
+def test_what_a_superseded_job_leaves_behind_is_aborted_before_it_is_deleted(store: FileStore) -> None:
+    old = job(store, 10)
+    new = job(store, 20)
+    left = old.next_generation(99)
+    for rank in (0, 1):
+        old.write(left, rank)
+    assert collect(store, None, None).aborted == ()
+    assert collect(store, None, old.number).aborted == ()
+    found = collect(store, None, new.number)
+    assert (found.aborted, found.deleted) == ((left,), (left,))
+    decided = ledger.read(store, History.load(store).run.run_id, left)
+    assert decided is not None
+    assert not decided.committed
+
+
+def test_what_comes_late_into_a_deleted_folder_is_deleted_too(store: FileStore) -> None:
+    started = job(store, 10, 20, 30)
+    collect(store, Keep(last=2), 1)
+    store.put_if_absent(f"{names.generation_prefix(GenerationId(1, 10, 1))}receipts/00007.json", b"late")
+    assert collect(store, None, 1).deleted == (GenerationId(1, 10, 1),)
+    assert started.number == 1
+
+
+def test_nothing_is_collected_while_a_decision_cannot_be_read(store: FileStore, place: Path) -> None:
+    """It may refer to what would be deleted."""
+    job(store, 10, 20, 30, 40)
+    flip(Path(store.root) / names.ledger_key(GenerationId(1, 40, 1)), 0)
+    before = contents(place)
+    with pytest.raises(Damaged, match="nothing is collected"):
+        collect(store, Keep(last=2), 1)
+    assert contents(place) == before
+
+
+def test_a_retired_record_of_another_run_or_of_garbage_deletes_nothing(store: FileStore, place: Path) -> None:
+    job(store, 10, 20, 30)
+    other = file_store(place / "other")
+    started = job(other, 10)
+    assert started.latest is not None
+    ledger.retire(other, started.latest, "old", clock=Clock())
+    key = names.retired_key(GenerationId(1, 10, 1))
+    store.put_if_absent(key, other.get(key) or b"")
+    store.put_if_absent(names.retired_key(GenerationId(1, 20, 1)), b"")
+    assert collect(store, None, 1) == Collected()
+    assert 10 in [generation.step for generation in stored(store)]
+
+
+def test_two_collections_at_a_time(store: FileStore) -> None:
+    job(store, *range(10, 60, 10))
+    first = Collector(store, 1, FakeClock())
+    first.collect(Keep(last=3))
+    assert collect(store, Keep(last=2), None).retired == (GenerationId(1, 30, 1),)
+    assert steps(store) == [40, 50]
