@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from ckptcore import forks, guarantees, notes, snapshot
+from ckptcore import forks, guarantees, ledger, notes, snapshot
+from ckptcore.arguments import check_components, check_init, check_like, check_step
 from ckptcore.backend import Backend
 from ckptcore.cadence import Cadence
 from ckptcore.clock import Clock
@@ -22,10 +23,11 @@ from ckptcore.events import Event, Listener, tell
 from ckptcore.geometry import CHUNK_BYTES
 from ckptcore.guarantees import Derived
 from ckptcore.handle import SaveHandle
+from ckptcore.history import read_run
 from ckptcore.keep import Keep
 from ckptcore.ledger import Decided, manifest_of
 from ckptcore.match import Rename, Rules, cast_name
-from ckptcore.names import GenerationId
+from ckptcore.names import GenerationId, Named, named_generation
 from ckptcore.preemption import Preemption
 from ckptcore.records import Level, Manifest, Parent
 from ckptcore.resuming import AGREEMENT_TIMEOUT, Request, Resumer
@@ -49,6 +51,11 @@ class Restored:
     guarantee: Level | None = None
     reason: str | None = None
     manifest: Manifest | None = None
+
+    def __repr__(self) -> str:
+        generation = None if self.generation is None else str(self.generation)
+        shown = f"step={self.step}, generation={generation!r}, guarantee={self.guarantee!r}"
+        return f"Restored({shown}, components={list(self.components)})"
 
 
 class Checkpointer:
@@ -140,12 +147,13 @@ class Checkpointer:
         one. `remap` gives, for rank-scoped components, the old rank whose copy each new rank takes. All ranks call
         this alike.
         """
-        restored = self._resume(Request(like=like, accept=accept_guarantee, remap=remap))
+        check_init(init)
+        restored = self._resume(Request(like=check_like(like), accept=accept_guarantee, remap=remap))
         if restored is not None:
             return restored
         parent = self._opened().incarnation.run.parent
         if parent is None:
-            return Restored(0, init())
+            return Restored(0, check_components(init(), what="what init() returned"))
         return self._fork(parent, init, like)
 
     def restore(
@@ -170,7 +178,7 @@ class Checkpointer:
         chosen = (components,) if isinstance(components, str) else tuple(components) if components is not None else None
         rules = Rules(rename=rename, cast=cast_name(cast), missing=missing, extra=extra)
         restored = self._resume(
-            Request(like=like, components=chosen, step=step, rules=rules, accept=accept_guarantee, remap=remap)
+            Request(like=check_like(like), components=chosen, step=step, rules=rules, accept=accept_guarantee, remap=remap)
         )
         if restored is None:
             raise NotFound(f"run {self.url} has no checkpoint yet")
@@ -180,6 +188,8 @@ class Checkpointer:
         """Whether to save after `step` completed updates; the same answer on every rank. Call it at every step."""
         if self._watch is not None and not self._preempted:
             self._preempted = self._watch.reached(step)
+            if self._preempted:
+                self._tell("preempted", None, f"told to stop: the state after step {step} is saved, then this job ends")
         return self._preempted or self._cadence.due(step)
 
     def save(
@@ -199,11 +209,13 @@ class Checkpointer:
         are as in the checkpoint before and are not written again. All ranks call this alike, with the same `step`.
         After a preemption it waits for the commit and raises `Preempted`.
         """
+        check_step(step)
+        check_components(components)
         self._wait_before_saving()
         if self._closed:
             raise CallError("this Checkpointer is closed")
         session = self._opened()
-        self._check_step(step)
+        self._check_order(step)
         started = self._clock.monotonic()
         told = notes.numbers(metrics or {})  # now: an array among them may be donated to the next step
         order = snapshot.Order(
@@ -256,15 +268,21 @@ class Checkpointer:
 
     def annotate(
         self,
-        generation: GenerationId | str,
+        generation: Named,
         *,
         metrics: Mapping[str, float] | None = None,
         tags: Sequence[str] = (),
         pin: str | None = None,
     ) -> None:
-        """Note on a generation what was learned later. Call it on one rank; retention never takes tagged or pinned ones."""
-        known = GenerationId.parse(generation) if isinstance(generation, str) else generation
-        notes.annotate(self._store, self._opened().run_id, known, clock=self._clock, metrics=metrics, tags=tags, pin=pin)
+        """Note on a checkpoint what was learned later. Call it on one rank; retention never takes tagged or pinned ones.
+
+        `generation`: its ID, or a handle, manifest or `Restored` of it. Raises `NotFound` for one that is no checkpoint,
+        or not yet, and `CallError` for notes that are none; then nothing is written.
+        """
+        named = named_generation(generation)
+        run_id = self._session.run_id if self._session else read_run(self._store).run_id
+        known = ledger.commit(self._store, run_id, named).generation
+        notes.annotate(self._store, run_id, known, clock=self._clock, metrics=metrics, tags=tags, pin=pin)
 
     def close(self) -> None:
         """Wait for the save in flight and let go of signals. Raises a background error nobody has seen."""
@@ -295,7 +313,7 @@ class Checkpointer:
         self._tell("restored", generation, f"reason: {base.reason}")
         return Restored(generation.step, resumed.components, generation, base.guarantee, base.reason, manifest_of(resumed.base))
 
-    def _fork(self, parent: Parent, init: Callable[[], Mapping[str, Any]], like: Mapping[str, Any] | None) -> Restored:
+    def _fork(self, parent: Parent, init: Callable[[], Mapping[str, Any]], like: Mapping[str, Any]) -> Restored:
         step, components = together(
             self._channel,
             lambda: forks.begin(
@@ -346,9 +364,7 @@ class Checkpointer:
         attempt = self._attempts[step] = self._attempts.get(step, 0) + 1
         return GenerationId(session.incarnation.number, step, attempt)
 
-    def _check_step(self, step: int) -> None:
-        if type(step) is not int:
-            raise CallError(f"step is {step!r} ({type(step).__name__}), expected an int: the number of completed updates")
+    def _check_order(self, step: int) -> None:
         if step < self._last_step:
             raise CallError(
                 f"step {step} lies before step {self._last_step}, where this job is; restore the older checkpoint first"

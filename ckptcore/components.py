@@ -85,9 +85,27 @@ def get_state(obj: Any) -> Any:
     return getattr(obj, _methods(obj)[0])()
 
 
-def set_state(obj: Any, state: Any) -> None:
-    """Put `state` back into a stateful object, in place. Raises `CallError` for any other."""
-    getattr(obj, _methods(obj)[1])(state)
+def set_state(obj: Any, state: Any, *, where: str) -> None:
+    """Put `state` back into a stateful object, in place.
+
+    Raises `CallError`, which names `where`, for any other object, and with the cause chained when the object refuses.
+    """
+    method = _methods(obj)[1]
+    try:
+        getattr(obj, method)(state)
+    except Exception as error:
+        raise CallError(
+            f"{where}: {type(obj).__name__}.{method} does not take the restored state: {type(error).__name__}: {error}"
+        ) from error
+
+
+def missing_method(obj: Any) -> str | None:
+    """The method without which `obj` would be stateful: it has the other half of a pair. None if it has no half."""
+    for pair in _PAIRS:
+        absent = [method for method in pair if not callable(getattr(type(obj), method, None))]
+        if len(absent) == 1 and not isinstance(obj, type):
+            return absent[0]
+    return None
 
 
 def _pair(obj: Any) -> tuple[str, str] | None:

@@ -25,12 +25,15 @@ Kind = Literal[
     "settled",
     "restored",
     "fallen-back",
+    "preempted",
     "superseded",
     "retired",
     "collection-failed",
 ]
 
-_LOUD = {"fallen-back", "superseded", "failed", "collection-failed", "aborted"}
+_LOUD = {"fallen-back", "preempted", "superseded", "failed", "collection-failed", "aborted"}
+_LINE = 200
+"""The most characters of a reason in a log line; the event and the error have all of it."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,12 @@ class Event:
 Listener = Callable[[Event], None]
 
 
+def shorten(reason: object) -> str:
+    """A reason as it stands in a log line: one line, at most about 200 characters."""
+    line = " ".join(str(reason).split())
+    return line if len(line) <= _LINE else line[: _LINE - 1] + "…"
+
+
 def tell(listener: Listener | None, event: Event) -> None:
     """Log `event` and hand it to `listener`, in the calling thread.
 
@@ -55,11 +64,11 @@ def tell(listener: Listener | None, event: Event) -> None:
     """
     log.log(
         logging.WARNING if event.kind in _LOUD else logging.DEBUG,
-        "%s generation=%s rank=%d %s",
+        "%s%s rank=%d: %s",
         event.kind,
-        event.generation,
+        "" if event.generation is None else f" {event.generation}",
         event.rank,
-        event.message,
+        shorten(event.message),
     )
     if listener is not None:
         try:

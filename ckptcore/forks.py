@@ -82,27 +82,27 @@ def begin(
     storage: Storage,
     rank: int,
     init: Callable[[], Mapping[str, Any]],
-    like: Mapping[str, Any] | None,
+    like: Mapping[str, Any],
 ) -> tuple[int, Mapping[str, Any]]:
     """The first state of a run that has a parent: `(step, components)`.
 
-    When a whole checkpoint was forked, and it has every component, the run goes on at its step (and `init` is not called
-    if there is a `like`). Else `init` makes the state, the parent's components replace theirs, and the run begins at step 0.
+    When a whole checkpoint was forked, and it has every component of `like`, the run goes on at its step and `init` is
+    not called. Else `init` makes the state, the parent's components replace theirs, and the run begins at step 0.
     """
     checkpoint = open_parent(parent, storage)
     manifest = checkpoint.manifest
     whole = manifest.guarantee.level != "weights" and set(manifest.components) == set(parent.components)
-    complete = whole and like is not None and set(like) <= set(parent.components)
-    state = dict(like) if complete and like is not None else dict(init())
-    given = {name: (like or state).get(name, state.get(name)) for name in parent.components if name in state}
-    absent = [name for name in parent.components if name not in state]
+    complete = whole and set(like) <= set(parent.components)
+    state = dict(like) if complete else dict(init())
+    given = {name: like.get(name, state[name]) for name in parent.components if name in state}
+    absent = [] if complete else [name for name in parent.components if name not in state]
     if absent:
         raise CallError(f"the run starts from {parent.url}'s component {absent[0]!r}, but init() makes only {sorted(state)}")
     target = backend.target(given)
     same = manifest.topology.participants == backend.topology(()).participants
     ranks = {name: rank if same else None for name, entry in manifest.components.items() if entry.scope == "rank"}
     state.update(target.place(restore.find(checkpoint, target, rules=Rules(), ranks=ranks)))
-    return (manifest.step if whole and set(state) <= set(parent.components) else 0), state
+    return (manifest.step if complete else 0), state
 
 
 def open_parent(parent: records.Parent, storage: Storage) -> Checkpoint:

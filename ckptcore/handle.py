@@ -49,6 +49,9 @@ class SaveHandle:
         self._delivered = True
         return manifest
 
+    def __repr__(self) -> str:
+        return f"SaveHandle({str(self.generation)!r}, {self._outcome()})"
+
     def done(self) -> bool:
         """Whether the outcome is known."""
         return self._future.done()
@@ -65,6 +68,12 @@ class SaveHandle:
             return None
         self._delivered = True
         return error
+
+    def _outcome(self) -> str:
+        if not self._future.done():
+            return "under way"
+        error = self._future.exception()
+        return "committed" if error is None else type(error).__name__
 
     def _work(self, run: Callable[..., Manifest], args: tuple[Any, ...]) -> None:
         try:

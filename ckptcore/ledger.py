@@ -46,6 +46,17 @@ def read(store: Store, run_id: str, generation: GenerationId) -> Decided | None:
     return None if data is None else decode(generation, data, run_id)
 
 
+def commit(store: Store, run_id: str, generation: GenerationId) -> Decided:
+    """The commit of `generation`. Raises `NotFound` unless there is one, a `DamageError` if its record cannot be read."""
+    decided = read(store, run_id, generation)
+    if decided is None:
+        raise NotFound(
+            f"run {store.url} has no checkpoint {generation}; Run.generations() lists them, a save under way needs its result()"
+        )
+    manifest_of(decided)
+    return decided
+
+
 def entries(store: Store) -> Iterator[tuple[GenerationId, bool]]:
     """Every `(generation, is the retired record)` of the ledger; foreign files are passed over."""
     for key in store.list(names.LEDGER):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 from ckptcore.errors import CallError, InvalidRecord
 
@@ -62,6 +62,37 @@ class GenerationId:
         if match is None or int(match[1]) == 0:
             raise InvalidRecord(f"{text[:80]!r} is not a generation ID (IIIIII-SSSSSSSSSSSS-A)")
         return cls(int(match[1]), int(match[2]), int(match[3]))
+
+
+class HasGeneration(Protocol):
+    """A handle, a manifest, a restored or a listed generation: whatever says which generation it is about."""
+
+    @property
+    def generation(self) -> GenerationId | str | None:
+        """The generation's ID."""
+        ...
+
+
+Named = GenerationId | str | HasGeneration
+"""How a caller may name a generation."""
+
+
+def named_generation(named: Any) -> GenerationId:
+    """The generation that a caller names, by its ID, its text, or by something that has one as `generation`.
+
+    Raises `CallError` for anything else.
+    """
+    found = getattr(named, "generation", named)
+    if isinstance(found, str):
+        try:
+            return GenerationId.parse(found)
+        except InvalidRecord as error:
+            raise CallError(f"{error}; Run.generations() lists them") from error
+    if not isinstance(found, GenerationId):
+        raise CallError(
+            f"{type(named).__name__} names no generation: give its ID, a SaveHandle, a manifest or an entry of Run.generations()"
+        )
+    return found
 
 
 def check_key(key: str) -> str:

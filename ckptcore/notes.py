@@ -21,6 +21,7 @@ from ckptcore.store import Store
 
 _ONCE = {"quarantine"}
 _TAG = re.compile(r"[A-Za-z0-9_.\-]{1,100}")
+_METRIC = re.compile("[^\ud800-\udfff]{1,200}", re.DOTALL)
 _CAUTIOUS = re.compile("quarantine|damaged|pin")
 
 
@@ -48,27 +49,53 @@ def annotate(
     tags: Sequence[str] = (),
     pin: str | None = None,
 ) -> None:
-    """Add metrics (finite numbers by name), tags, and a pin with its reason."""
-    if metrics:
-        encoded = {name: values.encode(value, where=f"metric {name!r}") for name, value in numbers(metrics).items()}
+    """Add metrics (numbers by name; NaN and infinities are numbers too), tags, and a pin with its reason.
+
+    Raises `CallError` before anything is written.
+    """
+    if not metrics and not tags and pin is None:
+        raise CallError("annotate: nothing to note; give metrics=, tags= or pin=")
+    encoded = {name: values.encode(value, where=f"metric {name!r}") for name, value in numbers(metrics or {}).items()}
+    checked = _tags(tags)
+    if pin is not None and not isinstance(pin, str):
+        raise CallError(f"pin is {type(pin).__name__}, expected a text that says what the checkpoint is kept for")
+    if encoded:
         write(store, run_id, generation, "metrics", clock=clock, metrics=encoded)
-    for tag in tags:
-        if not _TAG.fullmatch(tag):
-            raise CallError(f"tag {tag[:200]!r} must be letters, digits, '.', '_' or '-', at most 100")
+    for tag in checked:
         write(store, run_id, generation, "tag", clock=clock, name=f"tag-{tag}", tag=tag)
     if pin is not None:
-        write(store, run_id, generation, "pin", clock=clock, text=pin)
+        write(store, run_id, generation, "pin", clock=clock, text=records.clip(pin))
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Metrics as Python floats, from anything that is one number (an array on a device too). Raises `CallError`."""
+    if not isinstance(metrics, Mapping):
+        raise CallError(f"metrics is {type(metrics).__name__}, expected numbers by name: {{'loss': 0.5}}")
     found = {}
     for name, value in metrics.items():
-        try:
-            found[name] = float(value)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise CallError(f"metric {name!r} is {value!r}, expected a number") from error
+        if not isinstance(name, str) or not _METRIC.fullmatch(name):
+            raise CallError(f"metric name {str(name)[:200]!r}: expected a text of 1 to 200 characters")
+        found[name] = _number(name, value)
     return found
+
+
+def _number(name: str, value: Any) -> float:
+    cause: Exception | None = None
+    if not isinstance(value, str | bytes | bytearray):  # float() would read a text
+        try:
+            return float(value)
+        except (TypeError, ValueError, OverflowError) as error:
+            cause = error
+    raise CallError(f"metric {name!r} is {str(value)[:200]!r}, expected a number") from cause
+
+
+def _tags(tags: Sequence[str]) -> list[str]:
+    if isinstance(tags, str):
+        raise CallError(f"tags={tags[:200]!r}: expected a list of tags, such as [{tags[:200]!r}]")
+    for tag in tags:
+        if not isinstance(tag, str) or not _TAG.fullmatch(tag):
+            raise CallError(f"tag {str(tag)[:200]!r} must be letters, digits, '.', '_' or '-', at most 100")
+    return list(tags)
 
 
 def read(store: Store, run_id: str, generation: GenerationId) -> list[Note]:

@@ -52,7 +52,7 @@ class StoredLeaf:
         return name if self.rank is None else names.rank_array_name(self.rank, name)
 
 
-@dataclass
+@dataclass(repr=False)
 class Checkpoint:
     """A commit and its data. Records are read when asked for, checked, and kept.
 
@@ -63,6 +63,15 @@ class Checkpoint:
     store: Store
     decided: Decided
     _cache: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def __repr__(self) -> str:
+        record = self.decided.record
+        shown = (
+            f"guarantee={record.guarantee.level!r}, components={sorted(record.components)}"
+            if isinstance(record, Manifest)
+            else "aborted"
+        )
+        return f"Checkpoint({str(self.generation)!r}, {shown})"
 
     @property
     def generation(self) -> GenerationId:

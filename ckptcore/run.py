@@ -4,34 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
-from ckptcore import forks, names, notes, records, restore
+from ckptcore import forks, ledger, names, notes, records, restore
 from ckptcore import verify as verification
+from ckptcore.arguments import check_like
 from ckptcore.backend import Backend
 from ckptcore.clock import Clock
 from ckptcore.errors import CallError, DamageError, DeadlineExceeded, NotFound
-from ckptcore.events import log
+from ckptcore.events import log, shorten
 from ckptcore.history import History
 from ckptcore.incarnations import never_a_checkpoint, stored
 from ckptcore.ledger import Decided, manifest_of
+from ckptcore.listing import Generation, best, describe, is_bad
 from ckptcore.match import Rename, Rules, cast_name
-from ckptcore.names import GenerationId
+from ckptcore.names import GenerationId, Named, named_generation
 from ckptcore.reader import Checkpoint
 from ckptcore.store import Storage, Store, open_store
-
-State = Literal["committed", "retired", "aborted", "unreadable", "undecided"]
-
-
-@dataclass(frozen=True)
-class Generation:
-    """One generation as a listing shows it. `obstacle` says why it cannot be resumed from, None if it can."""
-
-    id: GenerationId
-    state: State
-    obstacle: str | None
-    manifest: records.Manifest | None
 
 
 class Run:
@@ -70,28 +59,36 @@ class Run:
         """Every generation the ledger knows, and those that have files but no decision yet, oldest first."""
         history = self._fresh()
         undecided = {g for g in stored(self._store) if g not in history.generations}
-        return [self._describe(history, generation) for generation in sorted({*history.generations, *undecided})]
+        return [describe(history, generation) for generation in sorted({*history.generations, *undecided})]
 
-    def follow(self, after: GenerationId | str | None = None, timeout: float | None = None) -> Iterator[records.Manifest]:
+    def best(self, metric: str, mode: Literal["min", "max"] = "min") -> Generation:
+        """The checkpoint with the least, or greatest, value of a metric; of equal ones the newer. NaN does not compete.
+
+        Quarantined and damaged ones are passed over, saves of weights are not. Raises `NotFound` when none has the metric.
+        """
+        usable = [found for found in self.generations() if not is_bad(self._history, found.id)]
+        return best(usable, metric, mode, where=f"run {self.url}")
+
+    def follow(self, after: Named | None = None, timeout: float | None = None) -> Iterator[records.Manifest]:
         """Yield commits newer than `after` (default: the newest now) as they appear, and older ones that are rolled forward.
 
         Ends with `DeadlineExceeded` when `timeout` seconds pass without one; without `timeout` it goes on for ever.
         """
-        last = GenerationId.parse(after) if isinstance(after, str) else after
+        last = None if after is None else named_generation(after)
         seen = {decided.generation for decided in self._fresh().commits() if last is None or decided.generation <= last}
         while True:
             for decided in self._wait_for_others(seen, timeout):
                 seen.add(decided.generation)
                 yield manifest_of(decided)
 
-    def checkpoint(self, *, step: int | None = None, generation: GenerationId | str | None = None) -> Checkpoint:
+    def checkpoint(self, *, step: int | None = None, generation: Named | None = None) -> Checkpoint:
         """One commit, opened: the head, the newest of `step`, or `generation`.
 
         Raises `NotFound`, or a `DamageError` when the record that is asked for cannot be read.
         """
         history = self._fresh()
         if generation is not None:
-            known = GenerationId.parse(generation) if isinstance(generation, str) else generation
+            known = named_generation(generation)
             decided = history.decided(known)
             if decided is None:
                 raise history.unreadable.get(known) or NotFound(f"run {self.url} has no generation {known}")
@@ -113,7 +110,7 @@ class Run:
         *,
         like: Mapping[str, Any] | None = None,
         step: int | None = None,
-        generation: GenerationId | str | None = None,
+        generation: Named | None = None,
         components: str | Sequence[str] | None = None,
         rename: Rename | None = None,
         cast: Any = None,
@@ -129,22 +126,23 @@ class Run:
         """
         single = components if isinstance(components, str) else None
         chosen = (single,) if single else tuple(components) if components is not None else None
-        wanted = {single: like} if single and like is not None else like
+        wanted = {single: like} if single and like is not None else check_like(like)
         rules = Rules(rename=rename, cast=cast_name(cast), missing=missing, extra=extra)
         tried: list[str] = []
         for checkpoint in self._attempts(step, generation):
+            if tried:
+                log.warning("falling back to %s: %s", checkpoint.generation, shorten(tried[-1]))
             try:
                 result = self._restore(checkpoint, wanted, chosen, rules, rank)
                 return result[single] if single else result
             except DamageError as error:
                 if step is not None or generation is not None:
                     raise
-                tried.append(str(error))
-                log.warning("generation %s cannot be read, falling back: %s", checkpoint.generation, error)
+                tried.append(f"{checkpoint.generation} cannot be read: {error}")
         raise NotFound(f"run {self.url} has no checkpoint that can be read" + "".join(f"\n  - {reason}" for reason in tried))
 
     def verify(
-        self, *, step: int | None = None, generation: GenerationId | str | None = None, deep: bool = False, note: bool = False
+        self, *, step: int | None = None, generation: Named | None = None, deep: bool = False, note: bool = False
     ) -> verification.Verification:
         """Check one commit (default: the head) against its manifest; with `note`, record the result."""
         checkpoint = self.checkpoint(step=step, generation=generation)
@@ -171,42 +169,49 @@ class Run:
         lines.extend(f"{g}: undecided; the next start commits it if it is proven whole, else aborts it" for g in undecided)
         return lines
 
-    def quarantine(self, generation: GenerationId | str, reason: str) -> None:
-        """Mark a generation as one that nobody may resume from."""
-        self.checkpoint(generation=generation)
-        known = GenerationId.parse(generation) if isinstance(generation, str) else generation
-        notes.write(self._store, self.identity.run_id, known, "quarantine", clock=self._clock, text=reason)
+    def quarantine(self, generation: Named, reason: str) -> None:
+        """Mark a checkpoint as one that nobody may resume from. Raises `NotFound` for an unknown one."""
+        if not isinstance(reason, str):
+            raise CallError(f"reason is {type(reason).__name__}, expected a text that says what is wrong with the checkpoint")
+        run_id = self.identity.run_id
+        known = ledger.commit(self._store, run_id, named_generation(generation)).generation
+        notes.write(self._store, run_id, known, "quarantine", clock=self._clock, text=records.clip(reason))
 
     def annotate(
         self,
-        generation: GenerationId | str,
+        generation: Named,
         *,
         metrics: Mapping[str, float] | None = None,
         tags: Sequence[str] = (),
         pin: str | None = None,
     ) -> None:
-        """Note on a generation what was learned later; retention never takes tagged or pinned ones."""
-        known = GenerationId.parse(generation) if isinstance(generation, str) else generation
-        notes.annotate(self._store, self.identity.run_id, known, clock=self._clock, metrics=metrics, tags=tags, pin=pin)
+        """Note on a checkpoint what was learned later; retention never takes tagged or pinned ones.
+
+        Raises `NotFound` for an unknown one, `CallError` for notes that are none; then nothing is written.
+        """
+        run_id = self.identity.run_id
+        known = ledger.commit(self._store, run_id, named_generation(generation)).generation
+        notes.annotate(self._store, run_id, known, clock=self._clock, metrics=metrics, tags=tags, pin=pin)
 
     def fork(
         self,
         url: str | os.PathLike[str],
         *,
         step: int | None = None,
-        generation: GenerationId | str | None = None,
-        components: Sequence[str] | None = None,
+        generation: Named | None = None,
+        components: str | Sequence[str] | None = None,
         storage: Storage | None = None,
     ) -> str:
         """Create a new run at `url` whose first state comes from a commit of this one; return its run ID.
 
-        `components`: which to take; all of them by default. The commit is pinned here.
+        `components`: which to take (a text is one of them); all by default. The commit is pinned here.
         """
         target = open_store(url, storage or self._storage)
         if target.get(names.RUN) is not None:
             raise CallError(f"{target.url} holds a run already; fork to a new URL")
         checkpoint = self.checkpoint(step=step, generation=generation)
-        chosen = list(components or checkpoint.manifest.components)
+        named = [components] if isinstance(components, str) else components
+        chosen = list(named or checkpoint.manifest.components)
         parent = forks.parent_record(self._store, checkpoint.decided, chosen, clock=self._clock)
         return forks.create(target, parent, clock=self._clock).run_id
 
@@ -224,7 +229,7 @@ class Run:
         target = self._backend.target(chosen)
         return target.place(restore.find(checkpoint, target, rules=rules, ranks=ranks))
 
-    def _attempts(self, step: int | None, generation: GenerationId | str | None) -> Iterator[Checkpoint]:
+    def _attempts(self, step: int | None, generation: Named | None) -> Iterator[Checkpoint]:
         if step is not None or generation is not None:
             yield self.checkpoint(step=step, generation=generation)
             return
@@ -241,18 +246,6 @@ class Run:
     def _fresh(self) -> History:
         self._history.refresh()
         return self._history
-
-    def _describe(self, history: History, generation: GenerationId) -> Generation:
-        decided = history.decided(generation)
-        if generation in history.unreadable:
-            return Generation(generation, "unreadable", str(history.unreadable[generation]), None)
-        obstacle = history.obstacle(generation)
-        if decided is None:
-            return Generation(generation, "undecided", obstacle, None)
-        if isinstance(decided.record, records.Abort):
-            return Generation(generation, "aborted", obstacle, None)
-        state: State = "retired" if history.generations[generation] else "committed"
-        return Generation(generation, state, obstacle, decided.record)
 
     def _wait_for_others(self, seen: Collection[GenerationId], timeout: float | None) -> list[Decided]:
         """Commits that are not among `seen`, oldest first."""

@@ -71,8 +71,12 @@ def test_fresh_state_is_not_built_when_there_is_something_to_restore(place: Path
     train(place, [10], size=1)
     with checkpointer(place) as ckpt:
         assert ckpt.restore_or_init(must_not_init, like=state(0)).step == 10
+
+
+def test_without_a_target_host_arrays_come_back(place: Path) -> None:
+    train(place, [10], size=1)
     with checkpointer(place) as ckpt:
-        found = ckpt.restore_or_init(must_not_init)
+        found = ckpt.restore()
         assert same(found.components["params"]["w"], weights(10))
 
 

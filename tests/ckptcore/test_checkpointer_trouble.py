@@ -171,7 +171,7 @@ def test_a_save_that_one_rank_rejects_leaves_the_ranks_in_step(place: Path) -> N
 def test_a_rank_that_never_saves_is_named_and_nobody_hangs(place: Path) -> None:
     def run(link: Channel) -> None:
         with checkpointer(place, link, coordinator_timeout=0.05) as ckpt:
-            ckpt.restore_or_init(lambda: state(0, link.rank, 3))
+            ckpt.restore_or_init(lambda: state(0, link.rank, 3), like=state(0, link.rank, 3))
             if link.rank != 2:
                 ckpt.save(10, state(10, link.rank, 3)).result()
 
@@ -203,7 +203,7 @@ def test_unequal_values_are_refused_and_the_next_save_works(place: Path) -> None
 
 def test_of_two_jobs_the_older_stops_and_nothing_is_overwritten(place: Path) -> None:
     old = checkpointer(place)
-    old.restore_or_init(lambda: state(0))
+    old.restore_or_init(lambda: state(0), like=state(0))
     old.save(10, state(10)).result()
     with checkpointer(place) as new:
         assert new.restore_or_init(must_not_init, like=state(0)).step == 10

@@ -114,7 +114,7 @@ def test_state_goes_out_and_in(kind: type[Iterator | Scheduler]) -> None:
     source, target = kind(), kind()
     vars(source).update(dict.fromkeys(vars(source), 99))
     assert is_stateful(source)
-    set_state(target, get_state(source))
+    set_state(target, get_state(source), where="data")
     assert get_state(target) == get_state(source)
     assert 99 in vars(target).values()
 
@@ -131,4 +131,4 @@ def test_other_things_carry_no_state(obj: Any) -> None:
     with pytest.raises(CallError, match="has neither"):
         get_state(obj)
     with pytest.raises(CallError, match="has neither"):
-        set_state(obj, {})
+        set_state(obj, {}, where="data")

@@ -82,11 +82,17 @@ def test_one_rank_scoped_cursor_among_several_makes_the_cursor_rank_scoped() -> 
     assert proven({**CONTINUING, **CURSOR, "more": Facts("data", "rank")}) == "replay"
 
 
+def test_a_declaration_that_points_nowhere_meets_nothing_and_is_not_recorded() -> None:
+    derived = {"schedule": "optimiser"}
+    lacking = "schedule: derived says that it is in component 'optimiser', which this save lacks"
+    assert missing_for("exact", EXACT, derived) == [lacking]
+    assert resolve(EXACT, derived, guarantee="weights").derived == {}
+
+
 @pytest.mark.parametrize(
     ("derived", "words"),
     [
         ({"learning_rate": "optimizer"}, "not a need"),
-        ({"schedule": "optimiser"}, "lacks"),
         ({"rng": Approximate(3)}, "only data"),
         ({"rng": 5}, "expected a component's name"),
         ({"parameters": "step"}, "never follow"),
@@ -215,16 +221,23 @@ class TestKeepable:
         assert len(reasons) == 1
         assert next(iter(change)) in reasons[0]
 
-    def test_meshes_count_when_both_sides_name_some(self) -> None:
+    def test_meshes_have_to_be_the_same(self) -> None:
+        """A target without shardings is another topology than the mesh that the run trains on."""
         saved = prove(EXACT, {})
         pairs = [
             ([mesh(2, 2)], [mesh(4, 1)], "coverage"),
             ([mesh(4)], [mesh(4)], "exact"),
-            ([], [mesh(4)], "exact"),
-            ([mesh(4)], [], "exact"),
+            ([], [mesh(4)], "coverage"),
+            ([mesh(4)], [], "coverage"),
+            ([], [], "exact"),
         ]
         for before, now, level in pairs:
             assert keepable(saved, topology(meshes=before), topology(meshes=now), EXACT, EXACT)[0] == level
+
+    def test_altered_leaves_keep_coverage(self) -> None:
+        saved = prove(EXACT, {})
+        level, reasons = keepable(saved, topology(), topology(), EXACT, EXACT, altered=["arrays are cast"])
+        assert (level, reasons) == ("coverage", ["arrays are cast"])
 
     def test_rng_left_out_keeps_coverage(self) -> None:
         assert kept(EXACT, without=("rng",)) == ("coverage", ["component 'rng' (rng) is left out"])

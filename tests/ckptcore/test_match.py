@@ -61,7 +61,7 @@ def test_all_differences_are_told_at_once() -> None:
         [array(W), array(X), array((("key", "n"),)), array((("key", "z"), ("index", 0)))],
     )
     assert found == (
-        "params['w']: dtype float32 in the checkpoint, bfloat16 in the target (cast= casts floating-point arrays)",
+        "params['w']: dtype float32 in the checkpoint, bfloat16 in the target (restore(cast=…) casts floating-point arrays)",
         "params['x']: shape [4] in the checkpoint, [2, 2] in the target",
         "params['y']: not in the checkpoint",
         "params['n']: the target is {} there, the checkpoint an array of float32[4]",

@@ -312,9 +312,9 @@ def test_state_is_not_set_when_another_leaf_cannot_be_placed() -> None:
 
 def test_host_random_state() -> None:
     memory = save({"rng": host_rng_state()})
-    expected = [random.random(), np.random.normal(), np.random.rand()]  # noqa: NPY002, S311
+    expected = [random.random(), np.random.normal(), np.random.rand()]  # noqa: NPY002
     restored = memory.restore(target({"rng": host_rng_state()}))
-    assert [random.random(), np.random.normal(), np.random.rand()] == expected  # noqa: NPY002, S311
+    assert [random.random(), np.random.normal(), np.random.rand()] == expected  # noqa: NPY002
     assert isinstance(restored["rng"], PerRank)
     assert memory.layout.components["rng"].scope == "rank"
 
