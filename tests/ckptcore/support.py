@@ -414,7 +414,7 @@ class Job:
 @contextmanager
 def memory_directory() -> Iterator[FilePath]:
     """A fresh directory, in memory where there is a place for that: these tests make and sync thousands of files."""
-    memory = "/dev/shm"  # noqa: S108
+    memory = "/dev/shm"
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None, prefix="ckpt-test-") as directory:
         yield FilePath(directory)
 

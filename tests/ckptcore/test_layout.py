@@ -16,7 +16,7 @@ from ckptcore import names, records
 from ckptcore.errors import CallError, CheckpointError, UnsupportedLeaf
 from ckptcore.geometry import Box, Grid
 from ckptcore.layout import ArrayFacts, ComponentFacts, Plan, ValueFacts, grid_of, make_plan
-from ckptcore.names import Path
+from ckptcore.names import Path, PathElement
 
 PARAMS = ComponentFacts(kind="parameters", scope="global")
 RNG = ComponentFacts(kind="rng", scope="rank")
@@ -28,7 +28,7 @@ def array(path: Path = (("key", "w"),), shape: tuple[int, ...] = (4,), **facts: 
     return ArrayFacts(path=path, shape=shape, **{"stored_dtype": wanted["dtype"]} | wanted)
 
 
-def value(*path: tuple[str, str | int], content: Any = 1, component: str = "params") -> ValueFacts:
+def value(*path: PathElement, content: Any = 1, component: str = "params") -> ValueFacts:
     return ValueFacts(component=component, path=path, value=content)
 
 

@@ -63,6 +63,7 @@ def test_every_epoch_visits_every_sample_once(size: int, seed: int, epoch: int) 
 
 @given(SIZES, st.integers(1, 50), SEEDS, st.integers(1, 8), st.integers(1, 5))
 def test_the_parts_of_any_number_of_ranks_are_the_same_list(size: int, batch: int, seed: int, ranks: int, steps: int) -> None:
+    batch = min(batch, size)
     samplers = [Sampler(size, batch, seed=seed) for _ in range(ranks)]
     parts = [sampler.next(rank, ranks) for _ in range(steps) for rank, sampler in enumerate(samplers)]
     assert np.array_equal(np.concatenate(parts), samplers[0].ids(0, steps * batch))
@@ -84,6 +85,7 @@ def test_resuming_on_other_ranks_and_batches_repeats_and_skips_nothing(
     size: int, seed: int, lives: list[tuple[int, int]]
 ) -> None:
     state, seen = Sampler(size, 1, seed=seed).get_state(), []
+    lives = [(min(batch, size), ranks) for batch, ranks in lives]
     for batch, ranks in lives:
         samplers = [Sampler(size, batch, seed=seed) for _ in range(ranks)]
         for rank, sampler in enumerate(samplers):
@@ -99,7 +101,11 @@ def test_a_batch_runs_across_the_end_of_an_epoch() -> None:
     sampler = Sampler(5, 3, shuffle=False)
     assert [sampler.next().tolist() for _ in range(4)] == [[0, 1, 2], [3, 4, 0], [1, 2, 3], [4, 0, 1]]
     assert (sampler.position, sampler.epoch) == (12, 2)
-    assert Sampler(2, 5, shuffle=False).next().tolist() == [0, 1, 0, 1, 0]
+
+
+def test_a_batch_larger_than_the_data_set_is_refused() -> None:
+    with pytest.raises(CallError, match="batch 10 is larger than the data set of 5"):
+        Sampler(size=5, batch=10)
 
 
 def test_shard_goes_on_from_the_samplers_position() -> None:

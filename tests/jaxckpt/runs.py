@@ -27,7 +27,7 @@ def save(url: str | os.PathLike[str], components: Mapping[str, Any], *, step: in
         return saver.save(step, components).result(30)
 
 
-def resume(url: str | os.PathLike[str], like: Mapping[str, Any] | None, **options: Any) -> Restored:
+def resume(url: str | os.PathLike[str], like: Mapping[str, Any], **options: Any) -> Restored:
     """What the next job gets. Fails when it would start afresh."""
     with checkpointer(url, **options) as saver:
         return saver.restore_or_init(_no_fresh_start, like=like)
