@@ -270,4 +270,5 @@ def _refuse(summary: str, reasons: Sequence[str]) -> None:
 
 def _show(topology: records.Topology) -> str:
     """Axes and sizes; meshes that differ in the order of their devices alone show the same, so part of the digest too."""
-    return "; ".join(f"{list(mesh.axes)} × {list(mesh.shape)} ({mesh.devices[:15]}…)" for mesh in topology.meshes)
+    shown = (f"mesh {list(mesh.axes)} × {list(mesh.shape)} ({mesh.devices[:15]}…)" for mesh in topology.meshes)
+    return "; ".join(shown) or "no mesh"
