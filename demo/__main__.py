@@ -7,56 +7,63 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
 from demo.acts import Act, Play
-from demo.processes import LaunchFailed
+from demo.processes import Launch, LaunchFailed
+from demo.screen import Screen
+from demo.stage import Stage
+from demo.stopping import Stopped, stoppable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the demo; returns the exit status."""
+    """Run the demo; returns the exit status: 0, 1 when a check failed, 2 for wrong options, 128 + N for signal N."""
     options = _options(arguments)
+    screen = Screen(sys.stderr if options.json else sys.stdout)
     started = time.monotonic()
-    with ExitStack() as stack:
-        folder = options.dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxckpt-demo-")))
-        try:
-            acts = _play(folder, quiet=options.json)
-        except LaunchFailed as failure:
-            print(f"\nThe demo failed: {failure}", file=sys.stderr)
-            return 1
+    try:
+        with stoppable() as check_stop:
+            acts = _play(options.dir, screen, check_stop)
+    except LaunchFailed as failure:
+        screen.clear()
+        print(f"\nThe demo failed: {failure}", file=sys.stderr)
+        return 1
+    except Stopped as stop:
+        screen.clear()
+        print(f"The demo was {stop}; its training processes were ended.", file=sys.stderr)
+        return 128 + stop.signal
     seconds = time.monotonic() - started
     held = all(check.held for act in acts for check in act.checks)
     if options.json:
         print(json.dumps({"held": held, "seconds": round(seconds, 1), "acts": [asdict(act) for act in acts]}, indent=2))
     else:
-        _summary(acts, seconds=seconds, held=held)
+        _summary(acts, screen.say, seconds=seconds)
     return 0 if held else 1
 
 
-def _play(folder: Path, *, quiet: bool) -> list[Act]:
-    """All acts in order. With `quiet`, progress goes to standard error."""
+def _play(folder: Path | None, screen: Screen, check_stop: Callable[[], None]) -> list[Act]:
+    """Play all acts in `folder`, or in one that is removed at the end, however that comes."""
 
-    def say(line: str) -> None:
-        indent = "" if line.startswith("\nAct") else "  "
-        print(f"{indent}{line}", file=sys.stderr if quiet else sys.stdout, flush=True)
+    def watch(launch: Launch) -> None:
+        check_stop()
+        screen.progress(launch.progress)
 
-    play = Play(folder, say)
-    first, reference = play.reference()
-    return [first, play.killed_in_write(reference), play.killed_before_commit(reference), play.other_hardware(reference)]
+    with ExitStack() as stack:
+        folder = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxckpt-demo-")))
+        return Play(Stage(folder, screen.say, watch)).acts()
 
 
-def _summary(acts: Sequence[Act], *, seconds: float, held: bool) -> None:
-    print("\nSummary")
+def _summary(acts: Sequence[Act], say: Callable[[str], None], *, seconds: float) -> None:
+    say("\nSummary")
     for number, act in enumerate(acts):
-        print(f"\n  act {number} ({act.seconds:.0f} s): {act.title}")
+        say(f"\n  act {number} ({act.seconds:.0f} s): {act.title}")
         for check in act.checks:
-            print(f"    {'ok' if check.held else 'FAILED':6}  {check.name:32}  {check.detail}")
+            say(f"    {'ok' if check.held else 'FAILED':6} {check.name:31}  {check.detail}")
     failed = sum(not check.held for act in acts for check in act.checks)
-    verdict = "Every check held" if held else f"{failed} checks FAILED"
-    print(f"\n{verdict}, {seconds:.0f} s.")
+    say(f"\n{f'{failed} checks FAILED' if failed else 'Every check held'}, {seconds:.0f} s.")
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -67,6 +67,11 @@ def epoch_problems(batches: Iterable[Sequence[int]], *, samples: int) -> list[st
     return problems
 
 
+def percent(share: float) -> str:
+    """A share of 1, for people: 0.98850 is `98.9 %`."""
+    return f"{100 * share:.1f} %"
+
+
 def _few(samples: Sequence[int]) -> str:
     return f"{len(samples)} ({', '.join(map(str, samples[:3]))}, …)" if samples else "none"
 

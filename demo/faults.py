@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TextIO
 
 import jaxckpt
-from demo.job import Job, Kill
+from demo.job import Job
 from demo.run_log import write_line
 
 
@@ -19,7 +19,7 @@ def killer(job: Job, rank: int, log: TextIO) -> Callable[[jaxckpt.Event], None]:
 
     `event` may be any kind of event; the process dies inside the hook. `shard-write` is the time
     between the start of the data write and the receipt: it dies when the first of its data is on
-    disk, and when that was too quick to be seen, before it signs anything.
+    disk, and when that was too quick to be seen, at `written`, before it signs anything.
     """
     kill = job.kill if job.kill is not None and job.kill.rank == rank else None
 
@@ -31,18 +31,13 @@ def killer(job: Job, rank: int, log: TextIO) -> Callable[[jaxckpt.Event], None]:
         if kill is None or event.generation is None or event.generation.step != kill.step:
             return
         generation = str(event.generation)
-        if event.kind in (kill.event, _last_chance(kill)):
+        if event.kind == ("written" if kill.event == "shard-write" else kill.event):
             die(generation)
         elif kill.event == "shard-write" and event.kind == "staged":
             folder = Path(job.url) / "generations" / generation / "state" / "ranks"
             threading.Thread(target=lambda: _when_on_disk(folder, rank, lambda: die(generation)), daemon=True).start()
 
     return on_event
-
-
-def _last_chance(kill: Kill) -> str:
-    """The event at which a shard is whole and not yet signed."""
-    return "written" if kill.event == "shard-write" else kill.event
 
 
 def _when_on_disk(folder: Path, rank: int, act: Callable[[], None]) -> None:

@@ -38,7 +38,6 @@ class Job:
     devices: int = 2
     mesh: tuple[int, int] = (2, 2)
     total: int = 5 * STEPS_PER_EPOCH
-    save_every: int = SAVE_EVERY
     seed: int = 7
     accept: Literal["exact", "coverage", "replay", "weights"] | None = None
     kill: Kill | None = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from demo.compare import Check, array_differences, identical, step_differences
+from demo.compare import Check, array_differences, identical, percent, step_differences
 from demo.processes import Launch
 from demo.run_log import RankLog
 
@@ -75,6 +75,11 @@ def _steps(reference: Sequence[RankLog], resumed: Sequence[RankLog], wreck: Sequ
 
 def _ends(reference: Sequence[RankLog], resumed: Sequence[RankLog]) -> Check:
     expected, given = ([(log.cursor, log.accuracy) for log in logs] for logs in (reference, resumed))
-    position, accuracy = (resumed[0].cursor or {}).get("position"), resumed[0].accuracy
-    held = expected == given and None not in (position, accuracy)
-    return Check("data cursor and test accuracy", f"position {position}, accuracy {accuracy}", held=held)
+    differences = [
+        f"rank {rank} ended with {ours} instead of {theirs}"
+        for rank, (theirs, ours) in enumerate(zip(expected, given, strict=True))
+        if theirs != ours or None in ours
+    ]
+    position, accuracy = (resumed[0].cursor or {}).get("position"), resumed[0].accuracy or 0.0
+    detail = f"position {position}, accuracy {percent(accuracy)}, identical"
+    return identical("data cursor and test accuracy", differences, detail)

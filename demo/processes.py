@@ -13,11 +13,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from demo.job import Job
+from demo.job import Job, Kill
 from demo.run_log import RankLog, read_log
 
 ROOT = Path(__file__).parents[1]
@@ -30,21 +31,27 @@ class LaunchFailed(Exception):
 
 
 class Launch:
-    """The processes of one launch of a job. Use it as a context manager: leaving it ends them all."""
+    """The processes of one launch of a job. Use it as a context manager: leaving it ends them all.
 
-    def __init__(self, job: Job) -> None:
+    `watch` is called with the launch at every look at it; what it raises ends the wait.
+    """
+
+    def __init__(self, job: Job, watch: Callable[[Launch], None] = lambda _: None) -> None:
         self.job = job
-        self.started = time.monotonic()
+        self.ended: list[int] = []
+        """The ranks that were still alive at the end of the block, and were killed."""
+        self._watch = watch
+        self._started = time.monotonic()
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Self:
-        folder = Path(self.job.folder)
-        folder.mkdir(parents=True)
+        Path(self.job.folder).mkdir(parents=True)
         port = _free_port()
-        for rank in range(self.job.ranks):
-            command = [sys.executable, "-m", "demo.train", str(rank), str(port), self.job.to_json()]
-            with self.job.errors(rank).open("wb") as errors:
-                self._processes.append(subprocess.Popen(command, cwd=ROOT, env=_environment(), stdout=errors, stderr=errors))
+        with ExitStack() as stack:
+            stack.callback(self.end)
+            for rank in range(self.job.ranks):
+                self._processes.append(self._start(rank, port))
+            stack.pop_all()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -68,11 +75,8 @@ class Launch:
         self.wait(lambda: all(self.code(rank) == 0 for rank in ranks), "the end of the training run", seconds=seconds)
         return self.logs()
 
-    def wait_for_kill(self, *, seconds: float = JOB_SECONDS) -> None:
-        """Wait until the process that the job says has killed itself."""
-        kill = self.job.kill
-        if kill is None:
-            raise LaunchFailed("this job kills no process")
+    def wait_for_kill(self, kill: Kill, *, seconds: float = JOB_SECONDS) -> None:
+        """Wait until the process that `kill`, which is the job's, names has killed itself."""
         what = f"the death of rank {kill.rank} at {kill.event!r} of step {kill.step}"
         self.wait(lambda: self.code(kill.rank) == -signal.SIGKILL, what, seconds=seconds, tolerate=range(self.job.ranks))
 
@@ -81,6 +85,7 @@ class Launch:
         deadline = time.monotonic() + seconds
         while True:
             codes = [self.code(rank) for rank in range(self.job.ranks)]  # before `arrived`: an end may be what is waited for
+            self._watch(self)  # before the ends are judged: Ctrl-C reaches the job's processes too
             if arrived():
                 return
             failed = any(code not in (None, 0) and rank not in tolerate for rank, code in enumerate(codes))
@@ -90,13 +95,26 @@ class Launch:
                 raise LaunchFailed(f"{what} did not come within {seconds:g} s: {self._state()}")
             time.sleep(POLL_SECONDS)
 
+    def progress(self) -> str:
+        """How far the slowest rank is, for people."""
+        logs = self.logs()
+        running = all(log.start is not None for log in logs)
+        state = f"step {min(log.last for log in logs)} of {self.job.total}" if running else "the job is starting"
+        return f"{state}, {time.monotonic() - self._started:.0f} s"
+
     def end(self) -> None:
         """Kill what still runs, by its process ID, and collect every exit status."""
-        for process in self._processes:
+        for rank, process in enumerate(self._processes):
             if process.poll() is None:
                 process.kill()
+                self.ended.append(rank)
         for process in self._processes:
             process.wait()
+
+    def _start(self, rank: int, port: int) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "demo.train", str(rank), str(port), self.job.to_json()]
+        with self.job.errors(rank).open("wb") as errors:
+            return subprocess.Popen(command, cwd=ROOT, env=_environment(), stdout=errors, stderr=errors)
 
     def _state(self) -> str:
         return "; ".join(self._rank_state(rank) for rank in range(self.job.ranks))

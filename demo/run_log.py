@@ -32,6 +32,10 @@ class RankLog:
         """The last step that was logged; the start when there was none."""
         return max(self.steps, default=self.start or 0)
 
+    def loss(self, step: int) -> float:
+        """The loss of a step that was logged."""
+        return float.fromhex(self.steps[step].loss)
+
 
 def write_line(log: TextIO, **line: Any) -> None:
     """Write one line whole and hand it to the kernel at once: a killed process loses none."""

@@ -42,7 +42,7 @@ class GenerationView:
 
     def _rank(self, rank: int) -> str:
         receipt = self.receipts.get(rank)
-        return f"rank {rank}: {self.databases.get(rank, 0):,} bytes, {f'receipt {receipt!r}' if receipt else 'no receipt'}"
+        return f"rank {rank}: {self.databases.get(rank, 0) / 1000:.1f} kB, {receipt or 'no receipt'}"
 
 
 def generations(root: Path) -> list[GenerationView]:
@@ -70,7 +70,7 @@ def newest_incarnation(root: Path) -> int:
 def describe_base(record: dict[str, Any]) -> list[str]:
     """Where an incarnation starts from and why, for people."""
     lines = [f"incarnation {record['incarnation']} starts from {record['generation']} ({record['reason']})"]
-    settled = {item["generation"]: f"{item['decision']}, {item['reason']}" for item in record.get("settled", [])}
+    settled = {item["generation"]: f"{item['decision']}: {item['reason']}" for item in record.get("settled", [])}
     skipped = {item["generation"]: item["reason"] for item in record.get("skipped", [])}
     lines += [f"  settled {generation}: {decision}" for generation, decision in settled.items()]
     lines += [f"  passed over {generation}: {reason}" for generation, reason in skipped.items() if generation not in settled]

@@ -20,7 +20,7 @@ import numpy as np
 
 import jaxckpt
 from demo.faults import killer
-from demo.job import BATCH, TRAIN_SAMPLES, Job
+from demo.job import BATCH, SAVE_EVERY, TRAIN_SAMPLES, Job
 from demo.model import Trainer, digits, make_mesh
 from demo.run_log import write_line
 
@@ -37,7 +37,7 @@ def train(job: Job, rank: int, log: TextIO) -> None:
         return {**trainer.init(job.seed), "data": sampler}
 
     with jaxckpt.Checkpointer(
-        job.url, interval=job.save_every, derived={"schedule": "optimizer"}, on_event=killer(job, rank, log)
+        job.url, interval=SAVE_EVERY, derived={"schedule": "optimizer"}, on_event=killer(job, rank, log)
     ) as checkpointer:
         restored = checkpointer.restore_or_init(init, like={**trainer.abstract, "data": sampler}, accept_guarantee=job.accept)
         components = dict(restored.components)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ import pytest
 
 from demo.job import Job, Kill
 from demo.processes import Launch, LaunchFailed
+from demo.screen import COLUMNS
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,12 +49,45 @@ def test_a_late_process_is_named_and_ended(tmp_path: Path) -> None:
     assert launch.code(0) == -signal.SIGKILL
 
 
+def training(folder: Path) -> list[str]:
+    """The running training processes that were told of this folder."""
+    commands = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            commands.append(path.read_bytes().decode(errors="replace"))
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended meanwhile
+    return [command for command in commands if "demo.train" in command and str(folder) in command]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="needs /proc to look for processes")
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_processes_and_leaves_nothing(tmp_path: Path, number: signal.Signals, status: int) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-m", "demo"], cwd=ROOT, env=environment, **pipes) as demo:
+        try:
+            while len(training(tmp_path)) < 2:
+                assert demo.poll() is None
+            demo.send_signal(number)
+            _, errors = demo.communicate(timeout=60)
+        finally:
+            demo.kill()
+    assert demo.returncode == status
+    assert errors == f"The demo was stopped by {number.name}; its training processes were ended.\n"
+    assert training(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_whole_demo(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "demo", "--json", "--dir", str(tmp_path / "demo")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr + done.stdout
+    assert re.search(r"\n  step \d+ of 120, \d+ s\n", done.stderr)
+    assert max(map(len, done.stderr.splitlines())) <= COLUMNS
     figures = json.loads(done.stdout)
     assert figures["held"]
     assert figures["seconds"] < 240
