@@ -24,8 +24,7 @@ class Cadence:
         self._rule = DEFAULT if interval is None else Every(steps=interval) if isinstance(interval, int) else interval
         self._channel, self._clock = channel, clock
         self._next: int | None = None
-        self._step = 0
-        self._since = clock.monotonic()
+        self.begin(0)
 
     def begin(self, step: int) -> None:
         """The loop starts at `step`: the time of a step is unknown, so a rule by seconds learns it from an early first save."""

@@ -18,7 +18,7 @@ from ckptcore.backend import Backend
 from ckptcore.cadence import Cadence
 from ckptcore.clock import Clock
 from ckptcore.coordinator import Coordinator
-from ckptcore.errors import CallError, CheckpointError, NotFound, Preempted
+from ckptcore.errors import CallError, CheckpointError, NotFound, Preempted, Superseded
 from ckptcore.events import Event, Listener, tell
 from ckptcore.geometry import CHUNK_BYTES
 from ckptcore.guarantees import Derived
@@ -178,7 +178,14 @@ class Checkpointer:
         chosen = (components,) if isinstance(components, str) else tuple(components) if components is not None else None
         rules = Rules(rename=rename, cast=cast_name(cast), missing=missing, extra=extra)
         restored = self._resume(
-            Request(like=check_like(like), components=chosen, step=step, rules=rules, accept=accept_guarantee, remap=remap)
+            Request(
+                like=None if like is None else check_like(like),
+                components=chosen,
+                step=step,
+                rules=rules,
+                accept=accept_guarantee,
+                remap=remap,
+            )
         )
         if restored is None:
             raise NotFound(f"run {self.url} has no checkpoint yet")
@@ -204,20 +211,19 @@ class Checkpointer:
     ) -> SaveHandle:
         """Take a snapshot of `components` after `step` completed updates, and save it in the background.
 
-        Returns when the snapshot is safe from later steps. Waits for the save before, and raises its error if
-        nobody has seen it. `guarantee="weights"` makes a save that no run resumes from. `unchanged` names components that
-        are as in the checkpoint before and are not written again. All ranks call this alike, with the same `step`.
-        After a preemption it waits for the commit and raises `Preempted`.
+        Returns when the snapshot is safe from later steps. Waits for the save before. If that one failed and nobody has
+        seen its error, this one is started all the same, then the error is raised: ranks that have seen it and ranks
+        that have not stay in step. `guarantee="weights"` makes a save that no run resumes from. `unchanged` names
+        components that are as in the checkpoint before and are not written again. All ranks call this alike, with the
+        same `step`. After a preemption it waits for the commit and raises `Preempted`.
         """
         check_step(step)
         check_components(components)
-        self._wait_before_saving()
         if self._closed:
             raise CallError("this Checkpointer is closed")
-        session = self._opened()
-        self._check_order(step)
-        started = self._clock.monotonic()
-        told = notes.numbers(metrics or {})  # now: an array among them may be donated to the next step
+        earlier = self._earlier_error()
+        if isinstance(earlier, Superseded):
+            raise earlier
         order = snapshot.Order(
             components=components,
             derived=self._derived,
@@ -228,8 +234,27 @@ class Checkpointer:
             latest=self._latest,
             clock=self._clock,
         )
+        try:
+            handle = self._start(step, order, metrics or {})
+            if self._preempted:
+                handle.result()
+                raise Preempted(f"told to stop: step {step} is saved as {handle.generation}")
+        except BaseException as error:
+            if earlier is not None:
+                error.add_note(f"(the save before had failed too: {earlier})")
+            raise
+        if earlier is not None:
+            raise earlier
+        return handle
+
+    def _start(self, step: int, order: snapshot.Order, metrics: Mapping[str, float]) -> SaveHandle:
+        """Take the snapshot and start the background half."""
+        session = self._opened()
         generation = self._next_generation(session, step)
         self._cadence.saved(step)  # first: whatever happens to a rank from here on, none waits for it in there
+        self._check_order(step)
+        started = self._clock.monotonic()
+        told = notes.numbers(metrics)  # now: an array among them may be donated to the next step
         shard = self._take(session, generation, order)
         shard.phases["stage"] = int((self._clock.monotonic() - started) * 1e6)
         self._tell("staged", generation)
@@ -243,28 +268,22 @@ class Checkpointer:
             on_event=self._on_event,
         )
         self._last_step = step
-        self._handle = handle = SaveHandle(generation, self._finish, saving)
-        if self._preempted:
-            handle.result()
-            raise Preempted(f"told to stop: step {step} is saved as {generation}")
-        return handle
+        self._handle = SaveHandle(generation, self._finish, saving)
+        return self._handle
 
     def wait(self) -> None:
         """Wait for the save in flight; raise its error unless it was seen. Nothing of a failed save stays behind."""
-        if self._handle is not None:
-            handle, self._handle = self._handle, None
-            error = handle.wait()
-            if error is not None:
-                raise error
+        error = self._earlier_error()
+        if error is not None:
+            raise error
 
-    def _wait_before_saving(self) -> None:
-        try:
-            self.wait()
-        except CheckpointError as error:
-            if not self._preempted:
-                raise
-            # The last state before the job stops must not be lost to an older error.
-            self._tell("failed", None, f"the save before had failed: {error}")
+    def _earlier_error(self) -> BaseException | None:
+        """Wait for the save in flight. Returns an error that nobody has seen, once."""
+        if self._handle is None:
+            return None
+        error = self._handle.wait()
+        self._handle = None  # only now: an interrupt while waiting must not lose it
+        return error
 
     def annotate(
         self,
@@ -304,6 +323,8 @@ class Checkpointer:
             error.add_note(f"(a save had failed too: {late})")
 
     def _resume(self, request: Request) -> Restored | None:
+        if self._closed:
+            raise CallError("this Checkpointer is closed")
         self.wait()
         session, resumed = self._resumer.resume(request)
         self._begin(session, resumed.base if resumed else None)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ckptcore.components import KINDS, PerRank, RankZero, get_state, is_stateful, kind_of, set_state, unwrap
+from ckptcore.components import KINDS, PerRank, RankZero, get_state, is_stateful, kind_of, missing_method, set_state, unwrap
 from ckptcore.errors import CallError
 
 
@@ -117,6 +117,24 @@ def test_state_goes_out_and_in(kind: type[Iterator | Scheduler]) -> None:
     set_state(target, get_state(source), where="data")
     assert get_state(target) == get_state(source)
     assert 99 in vars(target).values()
+
+
+class Refusing(Scheduler):
+    def load_state_dict(self, state: Any) -> str:
+        raise KeyError(len(state))
+
+
+def test_an_object_that_refuses_its_state_is_named() -> None:
+    with pytest.raises(
+        CallError, match=r"^data\['a'\]: Refusing.load_state_dict does not take the restored state: KeyError"
+    ) as caught:
+        set_state(Refusing(), {}, where="data['a']")
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_half_a_pair_is_told() -> None:
+    assert missing_method(HalfAPair()) == "load_state_dict"
+    assert [missing_method(obj) for obj in (Iterator(), Scheduler(), AnyAttribute(), HalfAPair, {}, None)] == [None] * 6
 
 
 def test_get_state_is_preferred() -> None:
