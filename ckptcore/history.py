@@ -105,10 +105,28 @@ class History:
             return f"it was aborted: {decided.record.reason}"
         if decided.record.guarantee.level == "weights":
             return "it holds weights only, which start a new run and never continue one"
+        return self.mark(generation)
+
+    def mark(self, generation: GenerationId) -> str | None:
+        """The note that says that a generation is not to be used, None if there is none."""
         for note in self.notes.get(generation, []):
             if note.kind in ("quarantine", "damaged"):
                 return f"it is marked {note.kind}: {note.text}"
         return None
+
+    def readable(self) -> Iterator[Decided]:
+        """What to read when nobody names a generation, best first.
+
+        These are the usable ones of the lineage. A run without any (of weights alone) has its unmarked commits, newest first.
+        """
+        found = False
+        for generation in self.lineage():
+            decided = self.decided(generation)
+            if decided is not None and self.obstacle(generation) is None:
+                found = True
+                yield decided
+        if not found:
+            yield from (decided for decided in self.commits() if self.mark(decided.generation) is None)
 
     def raise_unreadable(self, step: int) -> None:
         """Raise the error of a decision about `step` that could not be understood, if there is one."""

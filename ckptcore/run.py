@@ -22,6 +22,9 @@ from ckptcore.names import GenerationId, Named, named_generation
 from ckptcore.reader import Checkpoint
 from ckptcore.store import Storage, Store, open_store
 
+MAX_OVERTAKEN = 10
+"""How often a reader that retention has overtaken begins again."""
+
 
 class Run:
     """A run, read only. Every call looks at the store anew; nothing is claimed."""
@@ -51,7 +54,7 @@ class Run:
         history = self._fresh()
         for decided in history.commits():
             told = history.notes.get(decided.generation, [])
-            if not verified or (notes.has(told, "verified") and not notes.has(told, "damaged")):
+            if not verified or (notes.has(told, "verified") and history.mark(decided.generation) is None):
                 return manifest_of(decided)
         return None
 
@@ -95,7 +98,7 @@ class Run:
         elif step is not None:
             decided = next((d for d in history.commits() if d.generation.step == step), None)
         else:
-            decided = history.head() or next(history.commits(), None)
+            decided = next(history.readable(), None)
         if decided is None:
             if step is not None:
                 history.raise_unreadable(step)
@@ -126,7 +129,7 @@ class Run:
         """
         single = components if isinstance(components, str) else None
         chosen = (single,) if single else tuple(components) if components is not None else None
-        wanted = {single: like} if single and like is not None else check_like(like)
+        wanted = None if like is None else {single: like} if single else check_like(like)
         rules = Rules(rename=rename, cast=cast_name(cast), missing=missing, extra=extra)
         tried: list[str] = []
         for checkpoint in self._attempts(step, generation):
@@ -233,15 +236,17 @@ class Run:
         if step is not None or generation is not None:
             yield self.checkpoint(step=step, generation=generation)
             return
+        tried: set[GenerationId] = set()
         history = self._fresh()
-        usable = False
-        for known in history.lineage():
-            decided = history.decided(known)
-            if history.obstacle(known) is None and decided is not None:
-                usable = True
-                yield Checkpoint(self._store, decided)
-        if not usable:
-            yield from (Checkpoint(self._store, decided) for decided in history.commits())
+        for _ in range(MAX_OVERTAKEN):
+            for decided in history.readable():
+                if decided.generation not in tried:
+                    tried.add(decided.generation)
+                    yield Checkpoint(self._store, decided)
+            # Retention may have been faster than this reader: is there something newer by now?
+            history = self._fresh()
+            if all(decided.generation in tried for decided in history.readable()):
+                return
 
     def _fresh(self) -> History:
         self._history.refresh()

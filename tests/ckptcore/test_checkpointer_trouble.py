@@ -35,7 +35,6 @@ from tests.ckptcore.support import (
     check_commits,
     checkpointer,
     file_store,
-    flip,
     on_ranks,
     run_ranks,
     same,

@@ -12,10 +12,24 @@ from ckptcore import ledger, names
 from ckptcore.clock import Clock
 from ckptcore.errors import CallError, Damaged, DeadlineExceeded, InvalidRecord, NotFound
 from ckptcore.history import History
+from ckptcore.keep import Keep
 from ckptcore.names import GenerationId
+from ckptcore.reader import Checkpoint
 from ckptcore.run import Run, open_run
 from ckptcore.store import Storage
-from tests.ckptcore.support import SHAPE, FakeClock, HostBackend, Job, contents, file_store, flip, same, state, weights
+from tests.ckptcore.support import (
+    SHAPE,
+    FakeClock,
+    HostBackend,
+    Job,
+    checkpointer,
+    contents,
+    file_store,
+    flip,
+    same,
+    state,
+    weights,
+)
 
 
 @pytest.fixture
@@ -232,3 +246,38 @@ def test_a_run_that_only_ever_aborted_is_explained(place: Path) -> None:
     started.write(started.next_generation(10), 0)
     started.coordinator().conclude(GenerationId(1, 10, 1))
     assert open_run(place).explain()[-1] == "no checkpoint to resume from: the next start is a fresh one"
+
+
+def test_a_reader_that_retention_overtakes_reads_what_is_there_now(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it reads the head, the job commits newer ones and retention takes all that it knew of."""
+    with checkpointer(place, keep=Keep(last=2)) as ckpt:
+        ckpt.save(10, state(10)).result()
+        run = open_run(place)
+        read = Checkpoint.read
+
+        def slow(checkpoint: Checkpoint, wanted: Any) -> Any:
+            if checkpoint.generation.step == 10:
+                for step in (20, 30, 40):
+                    ckpt.save(step, state(step)).result()
+            return read(checkpoint, wanted)
+
+        monkeypatch.setattr(Checkpoint, "read", slow)
+        found = run.restore(components="params")
+    assert same(found["w"], weights(40))
+
+
+def test_what_is_marked_is_read_only_when_it_is_named(place: Path) -> None:
+    with checkpointer(place) as ckpt:
+        for step in (10, 20):
+            ckpt.save(step, state(step)).result()
+    run = open_run(place)
+    run.verify(step=20, note=True)
+    run.quarantine("000001-000000000020-1", "loss spike")
+    assert run.checkpoint().generation.step == 10
+    assert run.latest(verified=True) is None
+    run.quarantine("000001-000000000010-1", "loss spike")
+    with pytest.raises(NotFound):
+        run.checkpoint()
+    with pytest.raises(NotFound):
+        run.restore(components="params")
+    assert same(run.restore(components="params", step=20)["w"], weights(20))
