@@ -28,11 +28,9 @@ def check_components(components: Any, *, what: str = "components") -> Mapping[st
     return components
 
 
-def check_like(like: Any) -> Mapping[str, Any] | None:
-    """Return `like` if it is a mapping or None. Raises `CallError` otherwise."""
-    if like is None or isinstance(like, Mapping):
-        return like
-    if callable(like):
+def check_like(like: Any) -> Mapping[str, Any]:
+    """Return `like` if it is a mapping. Raises `CallError` otherwise."""
+    if callable(like) and not isinstance(like, Mapping):
         raise CallError(f"like is {_kind(like)}; call it, or trace its shapes (in JAX: like=jax.eval_shape(init))")
     return check_components(like, what="like")
 

@@ -224,6 +224,8 @@ class Checkpointer:
         earlier = self._earlier_error()
         if isinstance(earlier, Superseded):
             raise earlier
+        if isinstance(unchanged, str):
+            raise CallError(f"unchanged={unchanged!r}: expected a sequence of component names, such as ({unchanged!r},)")
         order = snapshot.Order(
             components=components,
             derived=self._derived,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
-from ckptcore.errors import CallError
+from ckptcore.errors import CallError, CheckpointError
 
 CUSTOM = "custom"
 
@@ -94,9 +94,8 @@ def set_state(obj: Any, state: Any, *, where: str) -> None:
     try:
         getattr(obj, method)(state)
     except Exception as error:
-        raise CallError(
-            f"{where}: {type(obj).__name__}.{method} does not take the restored state: {type(error).__name__}: {error}"
-        ) from error
+        reason = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
+        raise CallError(f"{where}: {type(obj).__name__}.{method} does not take the restored state: {reason}") from error
 
 
 def missing_method(obj: Any) -> str | None:

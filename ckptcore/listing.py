@@ -73,12 +73,6 @@ def describe(history: History, generation: GenerationId) -> Generation:
     )
 
 
-def is_bad(history: History, generation: GenerationId) -> bool:
-    """Whether a note says that nobody should use it, be it for training or for its weights."""
-    told = history.notes.get(generation, [])
-    return notes.has(told, "quarantine") or notes.has(told, "damaged")
-
-
 def best(found: Iterable[Generation], metric: str, mode: Literal["min", "max"], *, where: str) -> Generation:
     """The commit with the least, or greatest, value of `metric`; of equal ones the newer. Raises `NotFound` when none has it."""
     if mode not in ("min", "max"):

@@ -312,6 +312,13 @@ class _Prover:
                 self.problems.append(f"component {component!r} is both written and declared unchanged")
             elif source is None or not isinstance(source.record, records.Manifest) or component not in source.record.components:
                 self.problems.append(f"component {component!r} is declared unchanged, but its source has no such commit")
+            elif source.record.components[component].scope == "rank":
+                before, now = source.record.topology.participants, self.receipts[0].participants
+                if before != now:
+                    self.problems.append(
+                        f"component {component!r} is declared unchanged, but its source holds that of {before} ranks, not of {now}:"
+                        " save it again"
+                    )
 
     def _check_guarantee(self) -> None:
         guarantee = _present(self.receipts[0].guarantee)

@@ -16,7 +16,7 @@ from ckptcore.events import log, shorten
 from ckptcore.history import History
 from ckptcore.incarnations import never_a_checkpoint, stored
 from ckptcore.ledger import Decided, manifest_of
-from ckptcore.listing import Generation, best, describe, is_bad
+from ckptcore.listing import Generation, best, describe
 from ckptcore.match import Rename, Rules, cast_name
 from ckptcore.names import GenerationId, Named, named_generation
 from ckptcore.reader import Checkpoint

@@ -37,12 +37,14 @@ class Sampler:
     all ranks). Batches run across the ends of epochs: no sample is dropped or padded. The
     state is the same on every rank: save it as the `data` component, a global one.
 
-    Raises `CallError` for numbers out of range.
+    Raises `CallError` for numbers out of range, and for a batch larger than the data set.
     """
 
     def __init__(self, size: int, batch: int, *, seed: int = 0, shuffle: bool = True) -> None:
         self.size = _integer("size", size, 1)
         self.batch = _integer("batch", batch, 1)
+        if self.batch > self.size:
+            raise CallError(f"sampler: batch {self.batch} is larger than the data set of {self.size}: it would repeat samples")
         self.seed = _integer("seed", seed, 0)
         self.shuffle = bool(shuffle)
         self._position = 0

@@ -36,9 +36,9 @@ def take(backend: Backend, identity: Identity, order: Order, *, chunk_bytes: int
     `limit` bounds the bytes staged. Raises a `CallError` that names the leaf, or `StagingLimit` before anything is copied.
     """
     captured = order.clock.utc()
-    references = _references(order)
+    references = _references(order, identity.participants)
     flat = backend.flatten(order.components)
-    _check_rank_zero(flat)
+    _check_rank_zero(flat, order.derived)
     plan = make_plan(flat.components, flat.arrays, flat.values, rank=identity.rank, chunk_bytes=chunk_bytes)
     facts = {**flat.components, **{name: manifest_of(source).components[name] for name, source in references.items()}}
     guarantee = _promise(order, facts)
@@ -80,19 +80,40 @@ def _promise(order: Order, facts: Mapping[str, Described]) -> records.Guarantee:
     return guarantees.resolve(facts, order.derived, guarantee=order.guarantee, require=order.require)
 
 
-def _check_rank_zero(flat: Flat) -> None:
-    for name, component in flat.components.items():
-        if component.rank_zero and component.kind in ("data", "rng"):
-            raise CallError(
-                f"component {name!r} cannot be RankZero: ranks with other {component.kind} would resume with rank 0's."
-                " Use PerRank"
-            )
+def _check_rank_zero(flat: Flat, derived: Derived) -> None:
+    for need in ("data", "rng"):
+        for name, component in flat.components.items():
+            if component.rank_zero and (component.kind == need or derived.get(need) == name):
+                raise CallError(
+                    f"component {name!r} cannot be RankZero: it holds {need}, and ranks with another {need} would resume with"
+                    " rank 0's. Use PerRank"
+                )
 
 
-def _references(order: Order) -> dict[str, Decided]:
+def _references(order: Order, participants: int) -> dict[str, Decided]:
+    """The commit that each unchanged component is taken from."""
+    references: dict[str, Decided] = {}
     for name in order.unchanged:
         if name in order.components:
             raise CallError(f"component {name!r} is both given and declared unchanged")
         if order.latest is None or name not in manifest_of(order.latest).components:
             raise CallError(f"component {name!r} is declared unchanged, but the checkpoint before lacks it; save it once")
-    return {name: order.latest for name in order.unchanged if order.latest is not None}
+        _check_reference(name, manifest_of(order.latest), order.derived, participants)
+        references[name] = order.latest
+    return references
+
+
+def _check_reference(name: str, before: records.Manifest, derived: Derived, participants: int) -> None:
+    entry = before.components[name]
+    if entry.scope == "rank" and before.topology.participants != participants:
+        raise CallError(
+            f"component {name!r} is declared unchanged, but the checkpoint before holds that of {before.topology.participants}"
+            f" ranks, not of {participants}; save it again"
+        )
+    for need in ("data", "rng"):
+        # Whether it was RankZero is not recorded: only a save that declared the same has refused that.
+        if derived.get(need) == name and name not in (before.guarantee.derived.get(need), need if entry.kind == need else None):
+            raise CallError(
+                f"component {name!r} is declared unchanged, but the checkpoint before does not declare that it holds {need};"
+                " save it again"
+            )

@@ -123,14 +123,14 @@ class Storage:
 
 
 def open_store(url: str | os.PathLike[str], storage: Storage | None = None) -> Store:
-    """Open the store of a run: a path, `file://`, `s3://`, `gs://` or `memory://`.
+    """Open the store of a run: a path (`~` is the home directory), `file://`, `s3://`, `gs://` or `memory://`.
 
     Nothing is created or contacted. Raises `CallError` for a URL that names no store.
     """
     storage = storage or Storage()
     text = os.fsdecode(os.fspath(url))
     if _SCHEME.match(text) is None or not isinstance(url, str):
-        return _file_store(text, storage)
+        return _file_store(_expanded(text), storage)
     scheme, separator, rest = text.partition("://")
     if separator and scheme == "file":
         return _file_store(_path_of(text), storage)
@@ -155,6 +155,14 @@ def _file_store(path: str, storage: Storage) -> FileStore:
         timeout=storage.timeout,
         context=storage.context,
     )
+
+
+def _expanded(path: str) -> str:
+    """A plain path with the home directory in the place of `~`, as shells do."""
+    expanded = os.path.expanduser(path)  # noqa: PTH111 - pathlib would also change the rest
+    if expanded.startswith("~"):
+        raise CallError(f"{path!r}: there is no home directory of that name; for a directory that starts with '~' write ./~…")
+    return expanded
 
 
 def _path_of(url: str) -> str:

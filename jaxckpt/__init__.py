@@ -14,6 +14,7 @@ from importlib.util import find_spec as _find_spec
 if _find_spec("jax") is None:
     raise ImportError("jaxckpt needs JAX: pip install 'jaxckpt[jax]'. To read checkpoints without it, use ckptcore.open_run.")
 
+from ckptcore import errors
 from ckptcore.checkpointer import Restored
 from ckptcore.components import PerRank, RankZero
 from ckptcore.events import Event
@@ -39,6 +40,7 @@ __all__ = [
     "Sampler",
     "SaveHandle",
     "Storage",
+    "errors",
     "host_rng_state",
     "open_run",
 ]

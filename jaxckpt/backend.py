@@ -86,7 +86,7 @@ class JaxTarget(Target):
         made = {name: [_made(*slot, found) for slot in slots] for name, slots in self.slots.items()}
         for wanted, leaf in (slot for slots in self.slots.values() for slot in slots):
             if wanted.kind == "any" and wanted.name in found:
-                parts.set_state(leaf, found[wanted.name].value)
+                parts.set_state(leaf, found[wanted.name].value, where=show_path(wanted.component, wanted.path))
         return {name: _rewrapped(self.like[name], self.trees[name].build(made[name])) for name in self.like}
 
 

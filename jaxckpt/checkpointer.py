@@ -20,9 +20,27 @@ from jaxckpt.preemption import Preemption
 class Checkpointer(checkpointer.Checkpointer):
     """Saves and restores one run of a JAX program, on every process. Use it as a context manager.
 
-    Make it after `jax.distributed.initialize`, on every process alike. The arguments are those of
-    `ckptcore.checkpointer.Checkpointer`. Components are pytrees (Flax and optax states, `nnx` modules and
-    states, dataclasses, …) or objects with `get_state`/`set_state` or `state_dict`/`load_state_dict`.
+    Make it after `jax.distributed.initialize`, on every process alike. Components are pytrees (Flax and optax states,
+    `nnx` modules and states, dataclasses, …) or objects with `get_state`/`set_state` or `state_dict`/`load_state_dict`.
+
+    Attributes:
+      url: where the run lies: a path, `file://`, `s3://`, `gs://` or `memory://`; the same on every process.
+      storage: what a URL cannot say: endpoint, credentials, time-outs, file modes.
+      keep: which checkpoints stay, such as `Keep(last=3, every=10_000, best=Best("loss", 2))`; None deletes none.
+      interval: when `should_save` says yes: steps between saves, or `Every(steps=…, seconds=…)`;
+        by default every 600 seconds.
+      require: the least guarantee that a save must give: `exact`, `coverage`, `replay` or `weights`.
+      derived: needs of the guarantee that are met inside another component, or by the step:
+        `{"schedule": "optimizer", "rng": "step"}`, `{"data": Approximate(samples)}`.
+      start_from: URL of a run whose weights a new run starts from, at step 0. Used only while this run has no
+        checkpoint of its own.
+      on_preemption: `save` saves, after SIGTERM, at a step that all processes agree on, and raises `Preempted`;
+        `ignore` leaves the signal alone.
+      coordinator_timeout: seconds that a save waits for every process's receipt before it is aborted.
+      max_staging_bytes: the most host memory that one process's snapshot may take; None: no bound.
+      chunk_bytes: the most bytes of one stored chunk; smaller ones suit other meshes better.
+      on_event: called with an `Event` for everything that happens, some of it in background threads.
+
     """
 
     def __init__(

@@ -20,6 +20,7 @@ import numpy as np
 from jax.core import Tracer
 
 from ckptcore import dtypes
+from ckptcore.components import missing_method
 from ckptcore.errors import UnsupportedLeaf
 from ckptcore.values import MAX_BYTES
 
@@ -89,14 +90,25 @@ def unsupported(leaf: Any, where: str) -> UnsupportedLeaf:
     """The error for a leaf without a place in the format."""
     kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}".removeprefix("builtins.")
     hint = ""
-    if isinstance(leaf, jax.ShapeDtypeStruct):
+    absent = missing_method(leaf)
+    if absent is not None:
+        hint = f" It lacks {absent}()."
+    elif isinstance(leaf, jax.ShapeDtypeStruct):
         hint = " Abstract arrays belong into `like`; a save needs the arrays themselves."
+    elif _is_iterated(leaf):
+        hint = " Give it, or a class around it, get_state() and set_state(state), which say and set where it stands."
     elif callable(leaf):
         hint = " Functions are code, not state: keep them out of the tree (for a dataclass: as static fields)."
     return UnsupportedLeaf(
         f"{where}: {kind} has no place in a checkpoint. Supported are jax.Array, numpy arrays and scalars, "
         f"bool, int, float, str, bytes, None, and objects with get_state/set_state or state_dict/load_state_dict.{hint}"
     )
+
+
+def _is_iterated(leaf: Any) -> bool:
+    """Whether `leaf` is a loader or an iterator, rather than one of Python's own collections."""
+    kind = type(leaf)
+    return hasattr(kind, "__next__") or (hasattr(kind, "__iter__") and kind.__module__ not in ("builtins", "collections"))
 
 
 def _device_source(leaf: jax.Array, where: str) -> ArraySource:

@@ -93,9 +93,14 @@ def _variable(component: str, path: Path, variable: Any) -> Tree:
 
 
 def _stops(node: Any) -> bool:
-    """Whether flattening stops here: empty nodes, and NNX objects, which are flattened in their own way."""
+    """Whether flattening stops here: empty nodes, NNX objects, which are flattened in their own way, and iterators.
+
+    An iterator is a leaf to JAX as well, but one that it warns of: a later release is to raise an error of its own.
+    """
     nnx = _nnx()
-    return is_empty_node(node) or (nnx is not None and isinstance(node, nnx.Variable | nnx.Pytree))
+    children = _children(node)
+    ends = isinstance(node, Iterator) if children is None else not children
+    return ends or (nnx is not None and isinstance(node, nnx.Variable | nnx.Pytree))
 
 
 def _children(node: Any) -> Sequence[Any] | None:

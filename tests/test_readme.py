@@ -1,4 +1,4 @@
-"""The README's code does what the README says."""
+"""The code in the README and in the guide does what they say."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+def blocks(language: str, document: str = "README.md") -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / document).read_text(), re.DOTALL | re.MULTILINE)
 
 
 def run(code: str) -> str:
@@ -30,6 +30,22 @@ def test_the_loop_resumes_and_can_be_read_beside(tmp_path: Path) -> None:
     lines = run("import sys\n" + reading + "\nprint(weights['w'].shape, 'jax' in sys.modules)").splitlines()
     assert "000001-000000000100-1: the next start resumes from here" in lines[0]
     assert lines[1:] == ["True", "(3,) False"]
+
+
+def test_the_guide_is_one_program(tmp_path: Path) -> None:
+    four_devices = "import jax\njax.config.update('jax_num_cpu_devices', 4)\n"
+    program = "".join(blocks("python", "docs/guide.md")).replace("/tmp/guide", str(tmp_path))
+    told = run(four_devices + program)
+    assert "this restore can keep 'coverage' only" in told
+    assert "metrics={'loss'" in told
+    assert "the next start resumes from here" in told
+
+
+def test_the_links_of_readme_and_guide_resolve() -> None:
+    for document in (ROOT / "README.md", ROOT / "docs" / "guide.md"):
+        targets = re.findall(r"\]\((?!https:)([^)#]+)", document.read_text())
+        assert targets
+        assert [target for target in targets if not (document.parent / target).exists()] == []
 
 
 def test_the_commands_are_make_targets() -> None:

@@ -150,7 +150,7 @@ def test_the_next_job_resumes_on_another_mesh_only_if_told_to(tmp_path: Path, me
     save(tmp_path / "run", {"params": {"x": x}})
     line = Mesh(np.array(jax.devices()), ("line",))
     like = {"params": {"x": jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(line, PartitionSpec("line")))}}
-    with pytest.raises(GuaranteeError, match=r"promises 'exact', this restore can keep 'coverage'(.|\n)*meshes"):
+    with pytest.raises(GuaranteeError, match=r"promises 'exact', this restore can keep 'coverage'(.|\n)*mesh"):
         resume(tmp_path / "run", like)
     with checkpointer(tmp_path / "run", derived=DERIVED) as saver:
         restored = saver.restore_or_init(dict, like=like, accept_guarantee="coverage")
