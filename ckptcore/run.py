@@ -69,7 +69,7 @@ class Run:
 
         Quarantined and damaged ones are passed over, saves of weights are not. Raises `NotFound` when none has the metric.
         """
-        usable = [found for found in self.generations() if not is_bad(self._history, found.id)]
+        usable = [found for found in self.generations() if self._history.mark(found.id) is None]
         return best(usable, metric, mode, where=f"run {self.url}")
 
     def follow(self, after: Named | None = None, timeout: float | None = None) -> Iterator[records.Manifest]:
