@@ -8,24 +8,39 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ckptcore import ledger, names, notes, records, restore
 from ckptcore.backend import Backend
 from ckptcore.clock import Clock
-from ckptcore.errors import CallError, Damaged, ForeignRecord, NotFound
+from ckptcore.errors import (
+    CallError,
+    Damaged,
+    DamageError,
+    ForeignRecord,
+    NotFound,
+    Retired,
+    StoreError,
+    StoreUnavailable,
+    UnsupportedFormat,
+)
+from ckptcore.events import log, shorten
 from ckptcore.history import History, read_run
 from ckptcore.ledger import Decided, manifest_of
 from ckptcore.match import Rules
 from ckptcore.names import GenerationId
 from ckptcore.reader import Checkpoint
 from ckptcore.store import Storage, Store, open_store
+from ckptcore.verify import check_whole
+
+_OTHER = "Fork another generation of it to a new URL: open_run({url!r}).fork(new_url, generation=…)"
 
 
 def source(start_from: str | os.PathLike[str] | None, store: Store, storage: Storage, clock: Clock) -> records.Parent | None:
     """The parent that a new run in `store` gets from `start_from`; None when there is none to set.
 
+    It is the newest commit that is whole and not marked, among those that the parent's own job would resume from.
     A run that exists keeps what it was created with. Raises `CallError` if that was without a
     parent and it has no commit yet: it would silently start from scratch.
     """
@@ -40,14 +55,41 @@ def source(start_from: str | os.PathLike[str] | None, store: Store, storage: Sto
         return None
     origin = open_store(start_from, storage)
     history = History.load(origin)
-    head = history.head() or next(history.commits(), None)
-    if head is None:
-        raise NotFound(f"start_from: run {origin.url} has no checkpoint to start from")
-    return parent_record(origin, head, weights_of(head), clock=clock)
+    passed: list[str] = []
+    for decided in _candidates(history):
+        try:
+            check_whole(Checkpoint(origin, decided))
+            return parent_record(origin, decided, weights_of(decided), clock=clock)
+        except UnsupportedFormat:
+            raise  # written by a newer release: to pass it over would take something older without being asked to
+        except DamageError as error:
+            log.warning("start_from: %s of %s is passed over: %s", decided.generation, origin.url, shorten(error))
+            passed.append(f"\n  - {decided.generation}: {error}")
+    raise NotFound(f"start_from: run {origin.url} has no checkpoint to start from" + "".join(passed))
+
+
+def _candidates(history: History) -> Iterator[Decided]:
+    """What the run's own job could resume from, best first; where it has nothing like that, its commits of weights."""
+    empty = True
+    for generation in history.lineage():
+        decided = history.decided(generation)
+        if history.obstacle(generation) is None and decided is not None:
+            empty = False
+            yield decided
+    if empty:
+        yield from (decided for decided in history.commits() if _mark(history.notes.get(decided.generation, [])) is None)
+
+
+def _mark(told: Sequence[records.Note]) -> records.Note | None:
+    """The note that says that nobody should start from a generation, if there is one."""
+    return next((note for note in told if note.kind in ("quarantine", "damaged")), None)
 
 
 def parent_record(origin: Store, decided: Decided, components: Sequence[str], *, clock: Clock) -> records.Parent:
-    """Describe a commit as the parent of a new run, and pin it in its own run so that retention spares it."""
+    """Describe a commit as the parent of a new run, and pin it in its own run so that retention spares it.
+
+    A parent that cannot be written to is not pinned, with a warning. Raises `Retired` when retention was faster.
+    """
     manifest = manifest_of(decided)
     unknown = [name for name in components if name not in manifest.components]
     if unknown:
@@ -55,7 +97,10 @@ def parent_record(origin: Store, decided: Decided, components: Sequence[str], *,
             f"generation {decided.generation} of {origin.url} has no component {unknown[0]!r};"
             f" it has {sorted(manifest.components)}"
         )
-    notes.write(origin, manifest.run_id, decided.generation, "pin", clock=clock, text="a run was forked from here")
+    text = "a run was forked from here"
+    if not _try_note(origin, manifest.run_id, decided.generation, "pin", text=text, clock=clock):
+        log.warning("%s of %s is not pinned: see to it that it is kept while it is needed", decided.generation, origin.url)
+    notes.check_kept(origin, decided.generation)
     return records.Parent(
         run_id=manifest.run_id,
         url=origin.url,
@@ -63,6 +108,18 @@ def parent_record(origin: Store, decided: Decided, components: Sequence[str], *,
         manifest=decided.digest,
         components=list(components),
     )
+
+
+def _try_note(origin: Store, run_id: str, generation: GenerationId, kind: str, *, text: str, clock: Clock) -> bool:
+    """Write a note into another run, which may be read-only to us."""
+    try:
+        notes.write(origin, run_id, generation, kind, clock=clock, text=records.clip(text))
+    except StoreUnavailable:
+        raise  # transient, and no sign of a read-only store
+    except StoreError as error:
+        log.warning("the %s note on %s could not be written: %s", kind, generation, shorten(error))
+        return False
+    return True
 
 
 def weights_of(decided: Decided) -> list[str]:
@@ -101,12 +158,20 @@ def begin(
     target = backend.target(given)
     same = manifest.topology.participants == backend.topology(()).participants
     ranks = {name: rank if same else None for name, entry in manifest.components.items() if entry.scope == "rank"}
-    state.update(target.place(restore.find(checkpoint, target, rules=Rules(), ranks=ranks)))
+    try:
+        found = restore.find(checkpoint, target, rules=Rules(), ranks=ranks)
+    except Damaged as error:
+        _try_note(checkpoint.store, parent.run_id, checkpoint.generation, "damaged", text=str(error), clock=Clock())
+        raise Damaged(f"the run this one starts from: {error}. {_OTHER.format(url=parent.url)}") from error
+    state.update(target.place(found))
     return (manifest.step if complete else 0), state
 
 
 def open_parent(parent: records.Parent, storage: Storage) -> Checkpoint:
-    """The parent's commit, checked against the digest that the child recorded."""
+    """The parent's commit, checked against the digest that the child recorded, and against what was learned of it since.
+
+    Raises `NotFound` when it is quarantined, a `DamageError` when it is damaged, exchanged, or retired without a pin.
+    """
     origin = open_store(parent.url, storage)
     run = read_run(origin)
     if run.run_id != parent.run_id:
@@ -116,6 +181,19 @@ def open_parent(parent: records.Parent, storage: Storage) -> Checkpoint:
         raise NotFound(f"{origin.url} has no generation {parent.generation} any more")
     if decided.digest != parent.manifest:
         raise Damaged(f"{names.ledger_key(decided.generation)} of {origin.url} is not the manifest this run was made from")
+    told = notes.read(origin, run.run_id, decided.generation)
+    mark = _mark(told)
+    if mark is not None:
+        kind = NotFound if mark.kind == "quarantine" else Damaged
+        raise kind(
+            f"generation {decided.generation} of {origin.url}, which this run starts from, is marked {mark.kind}: {mark.text}."
+            f" {_OTHER.format(url=origin.url)}"
+        )
+    if ledger.is_retired(origin, decided.generation) and not notes.has(told, "pin"):  # a pin keeps the data all the same
+        raise Retired(
+            f"generation {decided.generation} of {origin.url}, which this run starts from, was retired."
+            f" {_OTHER.format(url=origin.url)}"
+        )
     return Checkpoint(origin, decided)
 
 

@@ -12,15 +12,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ckptcore import ledger, names, notes, records
-from ckptcore.errors import DamageError, InvalidRecord, NotFound, UnsupportedFormat
+from ckptcore.errors import Damaged, DamageError, InvalidRecord, NotFound, UnsupportedFormat
 from ckptcore.ledger import Decided
 from ckptcore.names import GenerationId
 from ckptcore.store import Store
+from ckptcore.storereads import exists, record_bytes
 
 
 def read_run(store: Store) -> records.Run:
     """The identity of the run. Raises `NotFound` when there is no run at this place."""
-    data = store.get(names.RUN)
+    data = record_bytes(store, names.RUN)
     if data is None:
         raise NotFound(f"there is no run at {store.url} (no {names.RUN}); check the URL")
     return records.decode(data, records.Run, key=names.RUN)
@@ -38,9 +39,11 @@ class History:
     generations: dict[GenerationId, bool] = field(default_factory=dict)
     """Decided generations → whether retired."""
     bases: dict[int, records.Base | None] = field(default_factory=dict)
-    """Claimed incarnations → their base, None while they have none."""
+    """Claimed incarnations → their base, None while they have none, and where it is lost."""
+    lost: dict[int, DamageError] = field(default_factory=dict)
+    """Incarnations that had a base, as their saves or its own damaged bytes prove → what is wrong with it now."""
     notes: Mapping[GenerationId, list[records.Note]] = field(default_factory=dict)
-    """Notes on generations that are not retired, oldest first."""
+    """Notes on generations that are not retired, or are the newest base nevertheless; oldest first."""
     unreadable: dict[GenerationId, DamageError] = field(default_factory=dict)
     """Ledger records that could not be understood."""
     _decided: dict[GenerationId, Decided] = field(default_factory=dict)
@@ -56,16 +59,17 @@ class History:
         """List incarnations, ledger and notes again."""
         for name in self.store.children(names.INCARNATIONS):
             parsed = names.parse_incarnation_key(f"{names.INCARNATIONS}{name}/claim.json")
-            if parsed is None or self.bases.get(parsed[0]) is not None:
-                continue
-            if self.store.size(names.claim_key(parsed[0])) is not None:  # else a killed process left the folder
-                self.bases[parsed[0]] = read_base(self.store, self.run.run_id, parsed[0])
+            if parsed is not None:
+                self._find_base(parsed[0], saved=False)
         listed: dict[GenerationId, bool] = {}
         for generation, retired in ledger.entries(self.store):
             listed[generation] = retired or listed.get(generation, False)
         self.generations = listed
+        for number in {generation.incarnation for generation in listed}:
+            self._find_base(number, saved=True)  # once more: it may have claimed, begun and saved since the first listing
         # What is retired stays retired: its notes, of which there are ever more, matter to nobody.
-        retired = [generation for generation, gone in listed.items() if gone]
+        spared = self.newest_base()
+        retired = [generation for generation, gone in listed.items() if gone and generation != spared]
         self.notes = notes.read_all(self.store, self.run.run_id, but=retired)
 
     def decided(self, generation: GenerationId) -> Decided | None:
@@ -78,6 +82,7 @@ class History:
                 return None
             if found is not None:
                 self._decided[generation] = found
+                self.unreadable.pop(generation, None)
         return self._decided.get(generation)
 
     def commits(self, incarnation: int | None = None) -> Iterator[Decided]:
@@ -91,9 +96,10 @@ class History:
     def obstacle(self, generation: GenerationId) -> str | None:
         """Why `generation` cannot be resumed from, as far as the records say; None when they allow it.
 
+        That it is retired does not stop the newest base: retention keeps its data while it is that (spec: look again).
         Raises `UnsupportedFormat` for a record of a newer release: to pass it over would lose what it holds.
         """
-        if self.generations.get(generation):
+        if self.generations.get(generation) and generation != self.newest_base():
             return "it is retired"
         decided = self.decided(generation)
         if decided is None:
@@ -138,13 +144,13 @@ class History:
         """The generations to try, in order: the head's incarnation, its base, then the parents.
 
         Those with an `obstacle` are among them, so that the caller can say why each was passed over.
+        Raises a `DamageError` where a lost base leaves the next one unknown: an older incarnation's may have been given up.
         """
-        number = max((n for n, base in self.bases.items() if base is not None), default=None)
+        number = max(self._based() | self.lost.keys(), default=None)
         if number is None:
             return
+        following = self._base_of(number)
         own = sorted((g for g in self.generations if g.incarnation == number), reverse=True)
-        base = self.bases[number]
-        following = GenerationId.parse(base.generation) if base and base.generation else None
         seen: set[GenerationId] = set(own)
         yield from own
         while following is not None and following not in seen:
@@ -167,14 +173,52 @@ class History:
         older = [g for g in self.generations if g.incarnation == generation.incarnation and g < generation]
         if older:
             return max(older)
-        base = self.bases.get(generation.incarnation)
+        return self._base_of(generation.incarnation)
+
+    def _based(self) -> set[int]:
+        return {number for number, base in self.bases.items() if base is not None}
+
+    def newest_base(self) -> GenerationId | None:
+        """What the newest incarnation with a readable base started from."""
+        return self._base_of(max(self._based(), default=0))
+
+    def _base_of(self, number: int) -> GenerationId | None:
+        """What an incarnation started from. Raises a `DamageError` when that is lost."""
+        error = self.lost.get(number)
+        if isinstance(error, UnsupportedFormat):
+            raise error
+        if error is not None:
+            raise type(error)(
+                f"{error}. Without it nobody knows where the run {self.store.url} goes on, and nothing was changed. Put the"
+                " file back, or choose by hand: Checkpointer.restore(step=…) goes on from the checkpoint that you name"
+            )
+        base = self.bases.get(number)
         return GenerationId.parse(base.generation) if base and base.generation else None
+
+    def _find_base(self, number: int, *, saved: bool) -> None:
+        """Look for the base of an incarnation. One that has `saved` had a base before, and a claim before that."""
+        if self.bases.get(number) is not None:
+            return
+        claimed = exists(self.store, names.claim_key(number))
+        if not claimed and not saved:
+            return  # a killed process left the folder
+        try:
+            base = read_base(self.store, self.run.run_id, number) if claimed else None
+        except DamageError as error:
+            base, self.lost[number] = None, error
+        else:
+            self.lost.pop(number, None)
+            if base is None and saved:
+                key = names.base_key(number) if claimed else names.claim_key(number)
+                self.lost[number] = Damaged(f"{key} is missing, although incarnation {number} has saves in the ledger")
+        if claimed:
+            self.bases[number] = base
 
 
 def read_base(store: Store, run_id: str, incarnation: int) -> records.Base | None:
     """The base of an incarnation, or None while it has none."""
     key = names.base_key(incarnation)
-    data = store.get(key)
+    data = record_bytes(store, key)
     if data is None:
         return None
     base = records.decode(data, records.Base, key=key)

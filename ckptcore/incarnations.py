@@ -22,6 +22,7 @@ from ckptcore.errors import (
     DamageError,
     InvalidRecord,
     NotFound,
+    Retired,
     StoreError,
     StoreUnavailable,
     Superseded,
@@ -33,6 +34,7 @@ from ckptcore.ledger import Decided
 from ckptcore.names import GenerationId
 from ckptcore.records import Level
 from ckptcore.store import Store
+from ckptcore.storereads import exists, record_bytes
 
 MAX_CLAIM_RACES = 1000
 Reason = Literal["new", "newest", "rolled-forward", "fallen-back", "chosen"]
@@ -79,7 +81,11 @@ class Opening:
 
     def identify(self, parent: records.Parent | None = None) -> records.Run:
         """Create the run's identity or read it. `parent` is recorded in a new one."""
-        data = self.store.get(names.RUN)
+        data = record_bytes(self.store, names.RUN)
+        if data is None and any(self.store.children(prefix) for prefix in (names.INCARNATIONS, names.LEDGER)):
+            data = record_bytes(self.store, names.RUN)  # another job may have begun the run just now: this record comes first
+            if data is None:
+                raise Damaged(f"{names.RUN} of {self.store.url} is missing, though the run has other records. Put it back.")
         if data is None:
             run = records.Run(run_id=str(uuid.uuid4()), created=self.clock.utc(), parent=parent)
             data = self.store.put_if_absent(names.RUN, records.encode(run))
@@ -97,21 +103,40 @@ class Opening:
 
         `choose` picks the base by hand (a rollback); otherwise it is the head, falling back past
         what `check` refuses with a `DamageError`. `guarantee` says what a restore can keep.
-        Raises `Damaged` when there are commits but none is usable: a run is never silently begun anew.
+        Raises `Damaged` when there are commits but none is usable, or when the newest incarnation's own base is lost:
+        a run is never silently begun anew, nor set back.
         """
+        taken: set[GenerationId] = set()  # by retention, while this job chose them
+
+        def check_spared(decided: Decided) -> None:
+            if decided.generation in taken:
+                raise Retired(f"generation {decided.generation} was retired while it was being chosen")
+            check(decided)
+
         while True:
             claim = self.claim(run)
             settled = self.settle(run, claim)
             history = History.load(self.store)
-            choice = self._choose(history, choose(history) if choose else None, check)
+            choice = self._choose(history, choose(history) if choose else None, check_spared)
             level = guarantee(choice.decided) if choice.decided else None
             base = self._record(claim, choice, level, settled)
-            if base is not None:
+            chosen = choice.decided.generation if choice.decided else None
+            if chosen is None or history.generations[chosen] or not ledger.is_retired(self.store, chosen):
                 return Incarnation(run, claim, base)
+            taken.add(chosen)
 
     def claim(self, run: records.Run) -> records.Claim:
-        """Claim the next incarnation; on a conflict, the one after it."""
-        number = self._newest_claimed()
+        """Claim the next incarnation; on a conflict, the one after it.
+
+        A number that has saves was claimed once, whatever has become of the claim. It is never used again; it is claimed
+        once more all the same, so that fences find no gap.
+        """
+        number, used = self._newest_claimed(), self._newest_used()
+        if used - number >= MAX_CLAIM_RACES or used == names.MAX_INCARNATION:
+            raise Damaged(
+                f"{self.store.url} has saves of incarnation {used}, but no claim after that of incarnation {number}:"
+                f" put {names.INCARNATIONS} back, or take what is not of this run out of {names.LEDGER} and {names.GENERATIONS}"
+            )
         for _ in range(MAX_CLAIM_RACES):
             number += 1
             claim = records.Claim(
@@ -122,7 +147,7 @@ class Opening:
                 topology=self.topology,
             )
             data = records.encode(claim)
-            if self.store.put_if_absent(names.claim_key(number), data) == data:
+            if self.store.put_if_absent(names.claim_key(number), data) == data and number > used:
                 return claim
         raise StoreUnavailable(
             f"{MAX_CLAIM_RACES} other jobs claimed an incarnation of {self.store.url} first; find out what starts them"
@@ -137,7 +162,12 @@ class Opening:
         folders = self.store.children(names.INCARNATIONS)
         listed = (names.parse_incarnation_key(f"{names.INCARNATIONS}{name}/claim.json") for name in folders)
         numbers = sorted((parsed[0] for parsed in listed if parsed), reverse=True)
-        return next((number for number in numbers if self.store.size(names.claim_key(number)) is not None), 0)
+        return next((number for number in numbers if exists(self.store, names.claim_key(number))), 0)
+
+    def _newest_used(self) -> int:
+        """The greatest number that a save bears, 0 for none."""
+        saves = [*(generation for generation, _ in ledger.entries(self.store)), *stored(self.store)]
+        return max((generation.incarnation for generation in saves), default=0)
 
     def settle(self, run: records.Run, claim: records.Claim) -> list[records.Settled]:
         """Decide every generation that older incarnations left undecided, oldest first.
@@ -158,7 +188,7 @@ class Opening:
 
     def _choose(self, history: History, choose: GenerationId | None, check: Callable[[Decided], None]) -> _Choice:
         skipped: list[records.Skipped] = []
-        fallen_back = False
+        left: list[tuple[GenerationId, str | None]] = []
         for generation in [choose] if choose else history.lineage():
             obstacle = history.obstacle(generation)
             decided = history.decided(generation)
@@ -175,14 +205,16 @@ class Opening:
                     if choose is not None:
                         raise
                 else:
-                    return _Choice(decided=decided, skipped=skipped, fallen_back=fallen_back, by_hand=choose is not None)
+                    for worse, why in left:
+                        message = f"{generation} is used instead: {why}"
+                        tell(self.on_event, Event("fallen-back", 0, worse, message))
+                    return _Choice(decided=decided, skipped=skipped, fallen_back=bool(left), by_hand=choose is not None)
             if choose is not None:
                 raise NotFound(f"generation {generation} cannot be resumed from: {obstacle}")
             skipped.append(records.Skipped(generation=str(generation), reason=records.clip(obstacle or "")))
             if not never_a_checkpoint(decided):
-                fallen_back = True
-                tell(self.on_event, Event("fallen-back", 0, generation, f"passed over: {obstacle}"))
-        if fallen_back:
+                left.append((generation, obstacle))
+        if left:
             told = "; ".join(f"{item.generation}: {item.reason}" for item in skipped[:5])
             raise Damaged(
                 f"none of the run's checkpoints can be resumed from ({told}). Nothing was changed."
@@ -196,8 +228,8 @@ class Opening:
         choice: _Choice,
         level: Level | None,
         settled: list[records.Settled],
-    ) -> records.Base | None:
-        """Put the base record; None when its generation was retired meanwhile, so that the caller claims anew."""
+    ) -> records.Base:
+        """Put the base record."""
         decided = choice.decided
         base = records.Base(
             run_id=claim.run_id,
@@ -219,8 +251,6 @@ class Opening:
             raise InvalidRecord(
                 f"{key} was written by somebody else (digest {digest(found)}); only the claim's owner may write it"
             )
-        if decided is not None and ledger.is_retired(self.store, decided.generation):
-            return None
         return base
 
 
@@ -243,12 +273,12 @@ def stored(store: Store) -> list[GenerationId]:
 
 def check_current(store: Store, incarnation: int) -> None:
     """Raise `Superseded` if a newer incarnation has been claimed, `StoreError` if the own claim is gone."""
-    if store.get(names.claim_key(incarnation)) is None:
+    if not exists(store, names.claim_key(incarnation)):
         raise StoreError(
             f"{names.claim_key(incarnation)} of {store.url} is gone: the run was deleted or moved while this job ran."
             " Nothing that it saves can be found again. Stop it, and put the run back."
         )
-    if store.get(names.claim_key(incarnation + 1)) is not None:
+    if exists(store, names.claim_key(incarnation + 1)):
         raise Superseded(
             f"incarnation {incarnation + 1} of {store.url} has been claimed: another job runs on this run directory."
             f" This job (incarnation {incarnation}) must stop; its saves can no longer become checkpoints."

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from ckptcore import notes, records
-from ckptcore.errors import CallError, DamageError, NotFound
-from ckptcore.events import log, shorten
+from ckptcore.errors import CallError, NotFound
+from ckptcore.events import shorten
 from ckptcore.history import History
 from ckptcore.names import GenerationId
 
@@ -66,7 +66,7 @@ def describe(history: History, generation: GenerationId) -> Generation:
         "retired" if history.generations[generation] else "committed",
         obstacle,
         decided.record,
-        metrics=_metrics(told),
+        metrics=notes.metrics(told),
         tags=tuple(sorted(note.tag for note in told if note.tag is not None)),
         pinned=notes.has(told, "pin"),
         verified=notes.has(told, "verified"),
@@ -84,12 +84,3 @@ def best(found: Iterable[Generation], metric: str, mode: Literal["min", "max"], 
         noted = sorted({name for known in commits for name in known.metrics})
         raise NotFound(f"{where} has no checkpoint with a metric {metric!r} to compare; noted are {noted}")
     return max(scored, key=lambda known: (sign * known.metrics[metric], known.id))
-
-
-def _metrics(told: Sequence[records.Note]) -> dict[str, float]:
-    """A listing shows what it can: metrics that cannot be read are none."""
-    try:
-        return notes.metrics(told)
-    except DamageError as error:
-        log.warning("metrics are passed over: %s", shorten(error))
-        return {}

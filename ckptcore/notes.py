@@ -10,14 +10,15 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from ckptcore import names, records, values
+from ckptcore import ledger, names, records, values
 from ckptcore.clock import Clock
 from ckptcore.digests import digest
-from ckptcore.errors import CallError, DamageError, InvalidRecord
-from ckptcore.events import log
+from ckptcore.errors import CallError, DamageError, InvalidRecord, Retired
+from ckptcore.events import log, shorten
 from ckptcore.names import GenerationId
 from ckptcore.records import Note
 from ckptcore.store import Store
+from ckptcore.storereads import record_bytes
 
 _ONCE = {"quarantine"}
 _TAG = re.compile(r"[A-Za-z0-9_.\-]{1,100}")
@@ -51,7 +52,7 @@ def annotate(
 ) -> None:
     """Add metrics (numbers by name; NaN and infinities are numbers too), tags, and a pin with its reason.
 
-    Raises `CallError` before anything is written.
+    Raises `CallError` before anything is written, and `Retired` when retention was faster than a tag or a pin.
     """
     if not metrics and not tags and pin is None:
         raise CallError("annotate: nothing to note; give metrics=, tags= or pin=")
@@ -65,6 +66,17 @@ def annotate(
         write(store, run_id, generation, "tag", clock=clock, name=f"tag-{tag}", tag=tag)
     if pin is not None:
         write(store, run_id, generation, "pin", clock=clock, text=records.clip(pin))
+    if checked or pin is not None:
+        check_kept(store, generation)
+
+
+def check_kept(store: Store, generation: GenerationId) -> None:
+    """Raise `Retired` if a pin or tag, durable by now, came too late: a collector that retires later sees it."""
+    if ledger.is_retired(store, generation):
+        raise Retired(
+            f"generation {generation} of {store.url} had been retired before it was pinned or tagged:"
+            " its data is gone or may go; choose another one"
+        )
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -114,15 +126,21 @@ def read_all(store: Store, run_id: str, *, but: Collection[GenerationId] = ()) -
 
 
 def metrics(notes: Sequence[Note]) -> dict[str, float]:
-    """The newest value of every metric in `notes` (oldest first). Raises `InvalidRecord` for one that is no number."""
+    """The newest value of every metric in `notes` (oldest first). What is no number is logged and passed over."""
     merged: dict[str, float] = {}
     for note in notes:
-        for name, encoded in note.metrics.items():
-            value = values.decode(encoded, where=f"metric {name!r} of {note.generation}")
-            if type(value) is not float:
-                raise InvalidRecord(f"metric {name!r} of {note.generation} is no float")
-            merged[name] = value
+        try:
+            merged |= {name: _float(encoded, f"metric {name!r} of {note.generation}") for name, encoded in note.metrics.items()}
+        except DamageError as error:
+            log.warning("metrics are passed over: %s", shorten(error))
     return merged
+
+
+def _float(encoded: Any, where: str) -> float:
+    value = values.decode(encoded, where=where)
+    if type(value) is not float:
+        raise InvalidRecord(f"{where} is no float")
+    return value
 
 
 def has(notes: Sequence[Note], kind: str) -> bool:
@@ -133,10 +151,10 @@ def has(notes: Sequence[Note], kind: str) -> bool:
 def _load(store: Store, run_id: str, keys: Iterable[str]) -> list[Note]:
     found = []
     for key in keys:
-        data = store.get(key) if key.endswith(".json") else None
-        if data is None:
-            continue
         try:
+            data = record_bytes(store, key) if key.endswith(".json") else None
+            if data is None:
+                continue
             note = records.decode(data, Note, key=key)
             records.expect(key, run_id=(note.run_id, run_id), generation=(note.generation, key.split("/")[1]))
         except DamageError as error:

@@ -15,7 +15,7 @@ from ckptcore.clock import Clock
 from ckptcore.coordinator import Coordinator
 from ckptcore.errors import Damaged
 from ckptcore.events import Event, Listener, tell
-from ckptcore.history import History, read_base
+from ckptcore.history import History
 from ckptcore.incarnations import stored, undecided
 from ckptcore.ledger import manifest_of
 from ckptcore.names import GenerationId
@@ -50,7 +50,8 @@ class Collector:
         _check_readable(history)
         retired = list(self._retire(history, keep, dry_run=dry_run)) if keep is not None else []
         aborted = list(self._abort(history, dry_run=dry_run))
-        deleted = list(self._delete(set(retired) if dry_run else set(), set(aborted) if dry_run else set(), dry_run=dry_run))
+        planned = {*retired, *aborted} if dry_run else set()
+        deleted = list(self._delete(history, planned, dry_run=dry_run))
         return Collected(tuple(retired), tuple(aborted), tuple(deleted))
 
     def _retire(self, history: History, keep: policies.Keep, *, dry_run: bool) -> Iterator[GenerationId]:
@@ -76,27 +77,35 @@ class Collector:
             if not coordinator.abort(generation, left).committed:
                 yield generation
 
-    def _delete(self, retired: set[GenerationId], aborted: set[GenerationId], *, dry_run: bool) -> Iterator[GenerationId]:
-        """Delete the data of aborted and retired generations, after a fresh look at what pins them."""
-        history = History.load(self.store)
+    def _delete(self, history: History, planned: set[GenerationId], *, dry_run: bool) -> Iterator[GenerationId]:
+        """Delete the data of aborted and retired generations, after a fresh look at what needs them."""
+        history.refresh()
         _check_readable(history)
         needed = pinned(history) | referenced(history)
         for generation in stored(self.store):
-            decided = history.decided(generation)
-            gone = generation in retired or (decided is not None and ledger.may_be_deleted(self.store, decided))
-            dead = generation in aborted or (decided is not None and not decided.committed)
-            if (gone and generation not in needed) or dead:
+            if generation in planned or (generation not in needed and _is_garbage(history, generation)):
                 if not dry_run:
                     self.store.delete_prefix(names.generation_prefix(generation))
                 yield generation
 
 
+def _is_garbage(history: History, generation: GenerationId) -> bool:
+    """Whether the ledger gives the data up, and nobody has asked to keep it meanwhile: such a note may be newer than the word."""
+    decided = history.decided(generation)
+    if decided is None or not decided.committed:
+        return decided is not None
+    if not history.generations[generation] or not ledger.may_be_deleted(history.store, decided):
+        return False
+    told = notes.read(history.store, history.run.run_id, generation)
+    return not (notes.has(told, "pin") or notes.has(told, "tag"))
+
+
 def _check_readable(history: History) -> None:
     for generation, retired in history.generations.items():
-        if not retired:
-            history.decided(generation)
-    for generation, error in history.unreadable.items():
-        raise Damaged(f"nothing is collected while the decision about {generation} cannot be read: {error}")
+        if not retired and history.decided(generation) is None and generation in history.unreadable:
+            raise Damaged(
+                f"nothing is collected while the decision about {generation} cannot be read: {history.unreadable[generation]}"
+            )
 
 
 def candidates(history: History) -> list[policies.Candidate]:
@@ -130,13 +139,6 @@ def referenced(history: History) -> set[GenerationId]:
 
 
 def pinned(history: History) -> set[GenerationId]:
-    """The head, and the base of every incarnation from the newest with a base on: what a job is, or may be, starting from."""
+    """The head, and the newest base: what a job is, or may be, starting from."""
     head = history.head()
-    found = {head.generation} if head is not None else set()
-    for number in sorted(history.bases, reverse=True):
-        base = history.bases[number] or read_base(history.store, history.run.run_id, number)
-        if base is not None:
-            if base.generation is not None:
-                found.add(GenerationId.parse(base.generation))
-            break
-    return found
+    return {generation for generation in (head and head.generation, history.newest_base()) if generation is not None}

@@ -157,17 +157,11 @@ class Run:
     def explain(self) -> list[str]:
         """What the next start would resume from, and why each newer candidate is passed over; a line each."""
         history = self._fresh()
-        lines, lost = [], False
-        for generation in history.lineage():
-            obstacle = history.obstacle(generation)
-            if obstacle is None:
-                lines.append(f"{generation}: the next start resumes from here (step {generation.step}), if its files are whole")
-                break
-            lines.append(f"{generation}: passed over, {obstacle}")
-            lost = lost or not never_a_checkpoint(history.decided(generation))
-        else:
-            following = "stops with an error, since it would lose what the run has" if lost else "is a fresh one"
-            lines.append(f"no checkpoint to resume from: the next start {following}")
+        lines: list[str] = []
+        try:
+            lines.extend(_explain_lineage(history))
+        except DamageError as error:
+            lines.append(f"the next start stops with an error: {error}")
         undecided = [g for g in stored(self._store) if g not in history.generations]
         lines.extend(f"{g}: undecided; the next start commits it if it is proven whole, else aborts it" for g in undecided)
         return lines
@@ -265,3 +259,16 @@ def open_run(url: str | os.PathLike[str], *, storage: Storage | None = None, bac
     """Open a run for reading. Raises `NotFound` when there is none at `url`."""
     settings = storage or Storage()
     return Run(open_store(url, settings), settings, backend)
+
+
+def _explain_lineage(history: History) -> Iterator[str]:
+    lost = False
+    for generation in history.lineage():
+        obstacle = history.obstacle(generation)
+        if obstacle is None:
+            yield f"{generation}: the next start resumes from here (step {generation.step}), if its files are whole"
+            return
+        yield f"{generation}: passed over, {obstacle}"
+        lost = lost or not never_a_checkpoint(history.decided(generation))
+    following = "stops with an error, since it would lose what the run has" if lost else "is a fresh one"
+    yield f"no checkpoint to resume from: the next start {following}"

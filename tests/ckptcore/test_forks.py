@@ -9,15 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckptcore import names, notes
+from ckptcore import forks, ledger, names, notes
 from ckptcore.channel import Channel
 from ckptcore.checkpointer import Restored
+from ckptcore.clock import Clock
 from ckptcore.components import PerRank
-from ckptcore.errors import CallError, Damaged, DamageError, ForeignRecord, NotFound
+from ckptcore.errors import CallError, Damaged, DamageError, ForeignRecord, NotFound, Retired, StoreError
 from ckptcore.history import History, read_run
 from ckptcore.keep import Keep
 from ckptcore.names import GenerationId
 from ckptcore.run import open_run
+from tests.ckptcore.failing import FaultyStore
 from tests.ckptcore.support import check_commits, checkpointer, file_store, flip, on_ranks, same, state
 
 
@@ -199,3 +201,88 @@ def test_all_ranks_begin_from_one_parent(place: Path) -> None:
     for rank, restored in enumerate(on_ranks(2, forked)):
         assert restored.step == 10
         assert same(restored.components["rng"], PerRank({"key": np.array([10, rank], np.uint32)}))
+
+
+NEWEST = GenerationId(1, 20, 1)
+
+
+def retire(url: Path, generation: GenerationId) -> None:
+    store = file_store(url)
+    ledger.retire(store, ledger.commit(store, read_run(store).run_id, generation), "by the test", clock=Clock())
+
+
+def spoil(url: Path, generation: GenerationId) -> None:
+    """Change a bit of every stored element, which only those who read them notice."""
+    for file in (url / names.state_prefix(generation) / "ranks").glob("*/d/*"):
+        flip(file, 20)
+
+
+@pytest.mark.parametrize("kind", ["quarantine", "damaged"])
+def test_nobody_starts_from_what_is_marked(parent: Path, place: Path, kind: str) -> None:
+    run = open_run(parent)
+    for generation in run.generations():
+        notes.write(file_store(parent), run.identity.run_id, generation.id, kind, clock=Clock(), text="poisoned")
+    with pytest.raises(NotFound, match="no checkpoint to start from"):
+        begin(place / "child", parent)
+    assert not (place / "child" / names.RUN).exists()
+
+
+@pytest.mark.parametrize(("kind", "error"), [("quarantine", NotFound), ("damaged", Damaged)])
+def test_a_parent_that_is_marked_after_the_fork_is_refused(parent: Path, place: Path, kind: str, error: type[Exception]) -> None:
+    run = open_run(parent)
+    run.fork(place / "child")
+    notes.write(file_store(parent), run.identity.run_id, NEWEST, kind, clock=Clock(), text="poisoned")
+    with pytest.raises(error, match=rf"{NEWEST} of .* is marked {kind}: poisoned\. Fork another generation"):
+        begin(place / "child", None)
+
+
+def test_a_parent_that_is_retired_is_refused_unless_a_pin_keeps_its_data(parent: Path, place: Path) -> None:
+    open_run(parent).fork(place / "child", step=10)
+    retire(parent, GenerationId(1, 10, 1))
+    assert begin(place / "child", None).step == 10
+    file_store(parent).delete_prefix(names.NOTES)
+    with pytest.raises(Retired, match=r"was retired\. Fork another generation"):
+        begin(place / "child", None)
+
+
+def test_a_fork_that_retention_outruns_is_refused(parent: Path, place: Path) -> None:
+    retire(parent, GenerationId(1, 10, 1))
+    with pytest.raises(Retired, match="had been retired before"):
+        open_run(parent).fork(place / "child", generation=GenerationId(1, 10, 1))
+    assert not (place / "child" / names.RUN).exists()
+
+
+def test_a_start_takes_the_newest_that_is_whole(parent: Path, place: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for file in (parent / names.generation_prefix(NEWEST) / "index").glob("*"):
+        file.unlink()
+    assert same(begin(place / "child", parent).components["params"], state(10)["params"])
+    assert f"{NEWEST} of" in caplog.text
+    shutil.rmtree(parent / "generations")
+    with pytest.raises(NotFound, match=f"no checkpoint to start from\n  - {NEWEST}: .*missing"):
+        begin(place / "other", parent)
+    assert not (place / "other" / names.RUN).exists()
+
+
+def test_damage_that_is_met_while_reading_is_noted_so_that_a_new_start_takes_another(parent: Path, place: Path) -> None:
+    spoil(parent, NEWEST)
+    with pytest.raises(Damaged, match=r"Fork another generation of it to a new URL: open_run\("):
+        begin(place / "child", parent)
+    assert notes.has(History.load(file_store(parent)).notes[NEWEST], "damaged")
+    with pytest.raises(Damaged, match="is marked damaged"):
+        begin(place / "child", parent)
+    assert same(begin(place / "another", parent).components["params"], state(10)["params"])
+
+
+def test_a_read_only_parent_is_enough(
+    parent: Path, place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def read_only(*_: Any) -> FaultyStore:
+        puts = lambda operation, _key: operation == "put_if_absent"  # noqa: E731
+        return FaultyStore(file_store(parent), puts, lambda: StoreError("read-only file system"), times=99)
+
+    monkeypatch.setattr(forks, "open_store", read_only)
+    assert same(begin(place / "child", parent).components["params"], state(20)["params"])
+    assert "is not pinned" in caplog.text
+    spoil(parent, NEWEST)
+    with pytest.raises(Damaged, match="Fork another generation"):
+        begin(place / "child", parent)

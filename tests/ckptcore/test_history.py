@@ -9,10 +9,11 @@ import pytest
 
 from ckptcore import ledger, names, notes, records
 from ckptcore.clock import Clock
-from ckptcore.errors import CheckpointError, ForeignRecord, InvalidRecord, NotFound, UnsupportedFormat
+from ckptcore.errors import CheckpointError, Damaged, ForeignRecord, InvalidRecord, NotFound, UnsupportedFormat
 from ckptcore.filestore import FileStore
 from ckptcore.history import History, read_run
 from ckptcore.names import GenerationId
+from tests.ckptcore.failing import FaultyStore
 from tests.ckptcore.support import Job, file_store, flip
 
 
@@ -160,7 +161,7 @@ def test_a_base_cannot_be_of_its_own_or_a_later_incarnation(store: FileStore, nu
     base = records.decode(path.read_bytes(), records.Base, key="base")
     replace(path, records.encode(msgspec.structs.replace(base, generation=str(GenerationId(number, 10, 1)))))
     with pytest.raises(InvalidRecord, match="not of an older incarnation"):
-        History.load(store)
+        History.load(store).head()
 
 
 def test_a_foreign_base_is_refused(store: FileStore) -> None:
@@ -168,7 +169,76 @@ def test_a_foreign_base_is_refused(store: FileStore) -> None:
     job(store)
     replace(Path(store.root) / names.base_key(2), store.get(names.base_key(1)) or b"")
     with pytest.raises(ForeignRecord, match=r"incarnations/000002/base\.json"):
-        History.load(store)
+        History.load(store).head()
+
+
+@pytest.mark.parametrize(("lost", "named"), [("base", "base"), ("claim", "claim"), ("both", "claim")])
+def test_without_the_base_of_its_newest_saves_a_run_has_no_known_head(store: FileStore, lost: str, named: str) -> None:
+    """An older incarnation's commits may be what was given up: nobody goes back to them silently."""
+    job(store, 10, 20)
+    job(store, 30, choose=GenerationId(1, 10, 1))
+    for what in ("claim", "base") if lost == "both" else (lost,):
+        (Path(store.root) / f"incarnations/000002/{what}.json").unlink()
+    history = History.load(store)
+    with pytest.raises(Damaged, match=rf"incarnations/000002/{named}\.json is missing.*Checkpointer\.restore\(step="):
+        history.head()
+    assert [d.generation.step for d in history.commits() if history.obstacle(d.generation) is None] == [30, 20, 10]
+
+
+def test_a_damaged_base_that_is_put_back_is_read_again(store: FileStore) -> None:
+    job(store, 10)
+    key = names.base_key(1)
+    kept = store.get(key) or b""
+    replace(Path(store.root) / key, kept[:-9])
+    history = History.load(store)
+    with pytest.raises(InvalidRecord, match="goes on from the checkpoint that you name"):
+        history.head()
+    replace(Path(store.root) / key, kept)
+    history.refresh()
+    assert history.head() is not None
+
+
+def test_a_damaged_older_base_matters_only_where_it_is_needed(store: FileStore) -> None:
+    job(store, 10)
+    job(store, 20)
+    job(store, 30)
+    replace(Path(store.root) / names.base_key(2), b"{")
+    assert head(store) == "000003-000000000030-1"
+    quarantine(store, GenerationId(3, 30, 1))
+    quarantine(store, GenerationId(2, 20, 1))
+    assert head(store) == "000001-000000000010-1"  # by the parents
+    flip(Path(store.root) / names.ledger_key(GenerationId(2, 20, 1)), 0)
+    with pytest.raises(InvalidRecord, match=r"incarnations/000002/base\.json"):
+        head(store)
+
+
+def test_a_job_that_claims_and_saves_while_a_reader_lists_is_no_damage(store: FileStore) -> None:
+    job(store, 10)
+    started: list[Job] = []
+
+    def save(operation: str, key: str) -> bool:
+        if operation == "list" and key == names.LEDGER and not started:
+            started.append(job(store, 20))
+        return False
+
+    found = History.load(FaultyStore(store, save)).head()
+    assert found is not None
+    assert str(found.generation) == "000002-000000000020-1"
+
+
+def test_the_newest_base_may_be_retired_but_not_quarantined(store: FileStore) -> None:
+    """Retention keeps its data as long as it is that."""
+    job(store, 10, 20)
+    job(store, choose=GenerationId(1, 10, 1))
+    for step in (10, 20):
+        decided = ledger.read(store, read_run(store).run_id, GenerationId(1, step, 1))
+        assert decided is not None
+        ledger.retire(store, decided, "by hand", clock=Clock())
+    history = History.load(store)
+    assert history.obstacle(GenerationId(1, 20, 1)) == "it is retired"
+    assert head(store) == "000001-000000000010-1"
+    quarantine(store, GenerationId(1, 10, 1))
+    assert head(store) is None
 
 
 def test_a_claim_without_a_base_is_skipped_and_an_empty_folder_is_no_claim(store: FileStore) -> None:

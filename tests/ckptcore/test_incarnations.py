@@ -21,7 +21,7 @@ from ckptcore.names import GenerationId
 from ckptcore.reader import Checkpoint
 from ckptcore.verify import check_whole
 from tests.ckptcore.failing import FaultyStore
-from tests.ckptcore.support import FACTS, FakeClock, Job, check_commits, contents, file_store, flip, topology
+from tests.ckptcore.support import FACTS, FakeClock, Job, check_commits, checkpointer, contents, file_store, flip, state, topology
 
 
 @pytest.fixture
@@ -218,7 +218,75 @@ def test_a_base_that_is_retired_meanwhile_is_claimed_anew(store: FileStore) -> N
     assert History.load(store).bases.keys() == {1, 2, 3}
 
 
+@pytest.mark.parametrize("lost", [names.base_key(2), names.claim_key(2), names.INCARNATIONS])
+def test_a_lost_base_stops_a_start_until_a_checkpoint_is_named(place: Path, lost: str) -> None:
+    """Not even the claim of another job that is running is touched."""
+
+    def start(*steps: int, step: int | None = None) -> int:
+        with checkpointer(place) as ckpt:
+            found = ckpt.restore(like=state(0), step=step) if step else ckpt.restore_or_init(lambda: state(0), like=state(0))
+            for number in steps:
+                ckpt.save(number, state(number)).result()
+        return found.step
+
+    assert [start(10, 20), start(30, step=10)] == [0, 10]
+    file_store(place).delete_prefix(lost) if lost.endswith("/") else file_store(place).delete(lost)
+    before = contents(place)
+    with pytest.raises(Damaged, match=r"incarnations/000002/(base|claim)\.json is missing.*restore\(step="):
+        start()
+    assert {key for key in contents(place).keys() - before.keys() if not key.startswith("probe/")} == set()
+    assert start(40, step=30) == 30
+    assert start() == 40
+
+
+def test_a_number_that_has_saves_is_never_used_again(store: FileStore) -> None:
+    """And claims stay contiguous, for fences look at the next number only."""
+    job(store, 10)
+    job(store, 20)
+    store.put_if_absent(f"{names.generation_prefix(GenerationId(4, 30, 1))}receipts/00000.json", b"undecided")
+    store.delete_prefix(names.INCARNATIONS)
+    assert opening(store).claim(opening(store).identify()).incarnation == 5
+    assert all(store.get(names.claim_key(number)) for number in (1, 2, 3, 4))
+
+
+def test_a_foreign_save_of_a_number_beyond_reason_is_not_followed(store: FileStore) -> None:
+    job(store, 10)
+    (Path(store.root) / "generations/999999-000000000010-1").mkdir()
+    with pytest.raises(Damaged, match="saves of incarnation 999999, but no claim after that of incarnation 1"):
+        Job(store).open()
+
+
+def test_a_damaged_older_base_does_not_stop_a_start(store: FileStore) -> None:
+    job(store, 10)
+    job(store, 20)
+    replace(store, names.base_key(1), b"{")
+    assert base(store).generation == "000002-000000000020-1"
+
+
+def test_a_base_that_is_retired_later_is_the_base_of_the_next_start_too(store: FileStore) -> None:
+    """A rollback, and the collector of the job that it superseded: the data is kept, so the run must go on from it."""
+    started = job(store, 10, 20, 30)
+    Job(store).open(GenerationId(1, 10, 1))
+    run_id = started.coordinator().run_id
+    for step in (10, 20, 30):
+        decided = ledger.read(store, run_id, GenerationId(1, step, 1))
+        assert decided is not None
+        ledger.retire(store, decided, "meanwhile", clock=Clock())
+    for _ in range(2):
+        found = base(store)
+        assert (found.reason, found.generation) == ("newest", "000001-000000000010-1")
+
+
+def test_a_run_without_its_identity_is_not_begun_anew(store: FileStore, place: Path) -> None:
+    job(store, 10)
+    (place / "run" / names.RUN).unlink()
+    with pytest.raises(Damaged, match=r"run\.json .* is missing, though the run has other records"):
+        base(store)
+    assert not (place / "run" / names.RUN).exists()
+
+
 def test_somebody_elses_base_is_never_taken_for_ours(store: FileStore) -> None:
+    opening(store).identify()
     store.put_if_absent(names.base_key(1), b"{}")
     with pytest.raises(InvalidRecord, match=r"incarnations/000001/base\.json"):
         base(store)

@@ -10,7 +10,7 @@ import pytest
 
 from ckptcore import names, notes, records
 from ckptcore.clock import Clock
-from ckptcore.errors import CallError, InvalidRecord
+from ckptcore.errors import CallError, Retired
 from ckptcore.names import GenerationId
 from ckptcore.store import Store
 from tests.ckptcore.support import file_store
@@ -94,8 +94,17 @@ def test_other_unreadable_and_foreign_notes_are_passed_over(store: Store) -> Non
     }
 
 
-def test_a_hostile_metric_is_an_invalid_record(store: Store) -> None:
+def test_a_malformed_metric_is_passed_over(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     note = records.Note(run_id=RUN, generation=str(GENERATION), kind="metrics", created=Clock().utc(), metrics={"loss": [1]})
+    annotate(store, metrics={"loss": 0.5})
     store.put_if_absent(names.note_key(GENERATION, "metrics-0"), records.encode(note))
-    with pytest.raises(InvalidRecord, match="loss"):
-        notes.metrics(notes.read(store, RUN, GENERATION))
+    assert notes.metrics(notes.read(store, RUN, GENERATION)) == {"loss": 0.5}
+    assert "'loss' of 000001-000000000010-1 is no float" in caplog.text
+
+
+@pytest.mark.parametrize("what", [{"tags": ["x"]}, {"pin": "a paper"}])
+def test_a_pin_or_tag_that_came_too_late_is_told(store: Store, what: dict[str, Any]) -> None:
+    store.put_if_absent(names.retired_key(GENERATION), b"{}")
+    with pytest.raises(Retired, match="had been retired before it was pinned or tagged"):
+        annotate(store, **what)
+    annotate(store, metrics={"loss": 0.5})

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ckptcore import ledger, names, notes
+from ckptcore import ledger, names, notes, records
 from ckptcore.clock import Clock
 from ckptcore.errors import Damaged
 from ckptcore.events import Event
@@ -145,6 +145,65 @@ def test_a_base_that_appears_during_the_collection_is_kept(store: FileStore) -> 
     collect(FaultyStore(store, roll_back), Keep(last=2), 1)
     assert ledger.is_retired(store, GenerationId(1, 10, 1))
     assert 10 in [generation.step for generation in stored(store)]
+
+
+def test_a_base_that_was_retired_is_kept_until_there_is_a_newer_one(store: FileStore) -> None:
+    job(store, 10, 20, 30, 40)
+    first = GenerationId(1, 10, 1)
+    rolled = job(store, choose=first)
+    decided = ledger.read(store, History.load(store).run.run_id, first)
+    assert decided is not None
+    ledger.retire(store, decided, "by the collector of the job before", clock=Clock())
+    collect(store, Keep(last=2), rolled.number)
+    again = job(store)
+    assert again.latest == decided
+    for step in (11, 12):
+        again.save(step)
+    assert first not in collect(store, Keep(last=2), again.number).deleted
+    collected = collect(store, Keep(last=2), job(store).number)
+    assert first in collected.deleted
+
+
+@pytest.mark.parametrize("what", [{"tags": ["good"]}, {"pin": "a paper"}])
+def test_what_is_pinned_or_tagged_during_the_collection_is_kept(store: FileStore, what: dict[str, Any]) -> None:
+    """Right before its retirement is on record: nobody is told that the note came too late, so it must not be."""
+    job(store, 10, 20, 30, 40)
+
+    def pin(operation: str, key: str) -> bool:
+        if operation == "put_if_absent" and key == names.retired_key(GenerationId(1, 10, 1)):
+            note(store, 10, **what)
+        return False
+
+    for _ in range(2):
+        assert GenerationId(1, 10, 1) not in collect(FaultyStore(store, pin), Keep(last=2), 1).deleted
+    assert [generation.step for generation in stored(store)] == [10, 30, 40]
+
+
+def test_a_malformed_metric_stops_no_collection(store: FileStore) -> None:
+    started = job(store, 10, 20, 30, 40)
+    run_id = started.coordinator().run_id
+    bad = records.Note(
+        run_id=run_id, generation="000001-000000000040-1", kind="metrics", created=Clock().utc(), metrics={"loss": "x"}
+    )
+    store.put_if_absent(names.note_key(GenerationId(1, 40, 1), "metrics-0"), records.encode(bad))
+    note(store, 10, metrics={"loss": 1.0})
+    collect(store, Keep(last=2, best=Best("loss", 1)), 1)
+    assert steps(store) == [10, 30, 40]
+
+
+def test_a_collection_reads_decisions_and_bases_once(store: FileStore) -> None:
+    job(store, 10, 20)
+    started = job(store, 30, 40)
+    read: list[str] = []
+
+    def watch(operation: str, key: str) -> bool:
+        if operation == "get" and key.startswith((names.LEDGER, names.INCARNATIONS)):
+            read.append(key)
+        return False
+
+    collect(FaultyStore(store, watch), Keep(last=4), started.number)
+    assert sorted(read) == sorted(set(read))
+    assert len([key for key in read if key.startswith(names.LEDGER)]) == 4
 
 
 def test_what_a_component_refers_to_is_kept(store: FileStore) -> None:
