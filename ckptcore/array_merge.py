@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import tensorstore as ts
 
-from ckptcore.array_spec import MANIFEST, Piece, StoredArray, database, read_error, write_error
+from ckptcore.array_spec import MANIFEST, Piece, StoredArray, answer, database, read_error, write_error
 from ckptcore.digests import digest
-from ckptcore.errors import CallError, StoreUnavailable
+from ckptcore.errors import CallError, CheckpointError, StoreUnavailable
 from ckptcore.store import Store
+from ckptcore.storereads import exists
 
 SHOWN = 8
 MAX_METADATA_BYTES = 64 << 10
@@ -35,20 +35,14 @@ def merge(store: Store, state_prefix: str, databases: Sequence[str]) -> None:
     root = _open(store, state_prefix, **_identity(store, state_prefix)).with_transaction(transaction)
     copying = [(prefix, _open(store, prefix).experimental_copy_range_to(root)) for prefix in databases]
     for prefix, copy in copying:
-        _wait_reading(copy, f"database {prefix}")
-    try:
-        transaction.commit_async().result()
-    except (ValueError, OSError, NotImplementedError) as error:
-        # A root that is there already is read on the way: when it is broken, trying again does not help.
-        what = f"merged root of {state_prefix}"
-        failure = write_error(error, what)
-        raise (read_error(error, what) if isinstance(failure, StoreUnavailable) else failure) from error
+        answer(copy, f"database {prefix}", read_error)
+    answer(transaction.commit_async(), f"merged root of {state_prefix}", _merge_error)
     store.sync(f"{state_prefix}d/")
 
 
 def merged_keys(store: Store, state_prefix: str) -> set[str]:
     """Every key of the merged root. Raises `Damaged` or a `StoreError`."""
-    keys = _wait_reading(_open(store, state_prefix).list(), f"merged root of {state_prefix}")
+    keys = answer(_open(store, state_prefix).list(), f"merged root of {state_prefix}", read_error)
     return {key.decode("utf-8", "backslashreplace") for key in keys}
 
 
@@ -87,7 +81,7 @@ def _metadata_problems(store: Store, state_prefix: str, pieces: Sequence[Piece])
     reading = [(piece, root.read(piece.metadata_key)) for piece in pieces]
     found = []
     for piece, future in reading:
-        result = _wait_reading(future, f"{piece.metadata_key} in {state_prefix}")
+        result = answer(future, f"{piece.metadata_key} in {state_prefix}", read_error)
         problem = metadata_problem(piece, bytes(result.value))
         if problem:
             found.append(problem)
@@ -97,21 +91,20 @@ def _metadata_problems(store: Store, state_prefix: str, pieces: Sequence[Piece])
 def _open(store: Store, prefix: str, **config: str) -> ts.KvStore:
     spec = database(store, prefix)
     spec["config"] = {**spec["config"], **config}
-    return _wait_reading(ts.KvStore.open(spec, context=store.context), f"database {prefix}")
+    return answer(ts.KvStore.open(spec, context=store.context), f"database {prefix}", read_error)
 
 
 def _identity(store: Store, state_prefix: str) -> dict[str, str]:
     """The OCDBT identity of a root that is yet to be made: coordinators that make it at the same time must agree on it."""
-    if store.size(f"{state_prefix}{MANIFEST}") is not None:
+    if exists(store, f"{state_prefix}{MANIFEST}"):
         return {}
     return {"uuid": digest(state_prefix.encode()).partition(":")[2][:32]}
 
 
-def _wait_reading(future: ts.Future[Any], what: str) -> Any:
-    try:
-        return future.result()
-    except (ValueError, OSError, NotImplementedError) as error:
-        raise read_error(error, what) from error
+def _merge_error(error: Exception, what: str) -> CheckpointError:
+    # A root that is there already is read on the way: when it is broken, trying again does not help.
+    failure = write_error(error, what)
+    return read_error(error, what) if isinstance(failure, StoreUnavailable) else failure
 
 
 def _some(keys: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock
@@ -21,11 +21,12 @@ import tensorstore as ts
 
 from ckptcore import dtypes
 from ckptcore.array_merge import metadata_problem
-from ckptcore.array_spec import CHECKSUM_BYTES, Piece, StoredArray, read_error
+from ckptcore.array_spec import CHECKSUM_BYTES, Piece, StoredArray, answer, read_error
 from ckptcore.digests import check
 from ckptcore.errors import CallError, Damaged, InvalidRecord
 from ckptcore.geometry import Box
 from ckptcore.store import Store
+from ckptcore.workers import Workers
 
 Request = tuple[StoredArray, Sequence[Box], Sequence[str]]
 """An array, the boxes wanted of it, and the digests of all its chunks in grid order."""
@@ -73,8 +74,7 @@ class ArrayReader:
         """Run batches in threads, within the bound of memory; raise the first error."""
         flying: deque[tuple[int, Future[None]]] = deque()
         held = 0
-        pool = ThreadPoolExecutor(FILE_THREADS if self._store.driver == "file" else OBJECT_THREADS, thread_name_prefix="read")
-        try:
+        with Workers(FILE_THREADS if self._store.driver == "file" else OBJECT_THREADS, "read") as pool:
             for batch in batches:
                 # TensorStore's buffer and the bytes taken out of it.
                 cost = 2 * sum(read.nbytes for read in batch)
@@ -86,8 +86,6 @@ class ArrayReader:
                 held += cost
             for _, future in flying:
                 future.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
 
     def _fetch(self, batch: list[_Read]) -> None:
         started = [(read, self._start(read)) for read in batch]
@@ -102,10 +100,7 @@ class ArrayReader:
         return self._root.read(read.key)
 
     def _value(self, future: ts.Future[Any], what: str) -> bytes:
-        try:
-            result = future.result()
-        except (ValueError, OSError, NotImplementedError) as error:
-            raise read_error(error, what) from error
+        result = answer(future, what, read_error)
         if result.state != "value":
             raise Damaged(f"{what}: is missing. Use another checkpoint")
         return result.value
@@ -115,10 +110,7 @@ class ArrayReader:
         # No configuration is asked for: that of the stored database holds.
         cache = {"total_bytes_limit": NODE_CACHE_BYTES}
         spec = {"driver": "ocdbt", "base": self._store.kvstore(self._prefix), "cache_pool": cache}
-        try:
-            return ts.KvStore.open(spec, context=self._store.context).result()
-        except (ValueError, OSError, NotImplementedError) as error:
-            raise read_error(error, f"merged root of {self._prefix}") from error
+        return answer(ts.KvStore.open(spec, context=self._store.context), f"merged root of {self._prefix}", read_error)
 
 
 @dataclass(frozen=True)

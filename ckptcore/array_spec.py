@@ -16,15 +16,19 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
+
+import tensorstore as ts
 
 from ckptcore import dtypes
 from ckptcore.errors import CheckpointError, Damaged, StoreError, StoreFull, StoreUnavailable
 from ckptcore.geometry import Box, Grid
 from ckptcore.store import Store
+
+Result = TypeVar("Result")
 
 OCDBT_CONFIG: dict[str, Any] = {
     # Weights do not compress, and B-tree nodes are a few MiB in all.
@@ -43,6 +47,9 @@ MANIFEST = "manifest.ocdbt"
 """The file of a database from which all of it is reached."""
 
 CHECKSUM_BYTES = 4
+
+ANSWER_TIMEOUT = 600.0
+"""Seconds that one operation of TensorStore may take. It has no deadline of its own, and a dead server answers nothing."""
 
 _STATUS = re.compile(r"([A-Z_]+): ")
 _ERRNO = re.compile(r"\[os_error_code='(\d+)'\]")
@@ -147,6 +154,16 @@ class StoredArray:
 def database(store: Store, prefix: str) -> dict[str, Any]:
     """TensorStore spec of the OCDBT database below `prefix`, to be opened in the store's context."""
     return {"driver": "ocdbt", "base": store.kvstore(prefix), "config": OCDBT_CONFIG, "target_data_file_size": DATA_FILE_BYTES}
+
+
+def answer(future: ts.Future[Result], what: str, failure: Callable[[Exception, str], CheckpointError]) -> Result:
+    """The result of one of TensorStore's futures. `failure` is `read_error` or `write_error`; `what` names it in errors."""
+    try:
+        return future.result(timeout=ANSWER_TIMEOUT)
+    except TimeoutError as error:
+        raise StoreUnavailable(f"{what}: no answer within {ANSWER_TIMEOUT:g} s; try again when the store answers") from error
+    except (ValueError, OSError, NotImplementedError) as error:
+        raise failure(error, what) from error
 
 
 def write_error(error: Exception, what: str) -> StoreError:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,10 +19,12 @@ import numpy as np
 import tensorstore as ts
 
 from ckptcore import dtypes, records
-from ckptcore.array_spec import MANIFEST, Piece, StoredArray, database, write_error
+from ckptcore.array_spec import ANSWER_TIMEOUT, MANIFEST, Piece, StoredArray, answer, database, write_error
 from ckptcore.digests import digest
 from ckptcore.errors import CallError, StoreError
 from ckptcore.store import Store
+from ckptcore.storereads import bounded_bytes
+from ckptcore.workers import Workers
 
 BATCH_BYTES = 128 << 20
 BATCH_WRITES = 8192
@@ -62,7 +65,7 @@ class DatabaseWriter:
         self._prefix = prefix
         self._spec = database(store, prefix)
         self._kvstore: ts.KvStore | None = None
-        self._pool = ThreadPoolExecutor(DIGEST_THREADS, thread_name_prefix="digest")
+        self._pool = Workers(DIGEST_THREADS, "digest")
         self._batch = _Batch()
         self._flying: deque[tuple[_Batch, ts.Future[Any]]] = deque()
         self._closed = False
@@ -81,7 +84,7 @@ class DatabaseWriter:
         except (ValueError, OSError, NotImplementedError) as error:
             self.close()
             raise write_error(error, f"array {array.name!r} in {self._prefix}") from error
-        except StoreError:
+        except BaseException:
             self.close()
             raise
 
@@ -105,10 +108,11 @@ class DatabaseWriter:
     def close(self) -> None:
         """Give the database up: wait for what is under way, whatever becomes of it, and drop the rest."""
         self._closed = True
-        for _, committing in self._flying:
-            committing.exception()
+        with suppress(TimeoutError):  # then the store is dead, and the others need not be waited for
+            for _, committing in self._flying:
+                committing.exception(timeout=ANSWER_TIMEOUT)
         self._flying.clear()
-        self._pool.shutdown()
+        self._pool.close()
 
     def _add(self, array: StoredArray, chunks: Mapping[int, np.ndarray]) -> dict[int, str]:
         opened: dict[str, ts.TensorStore] = {}
@@ -128,7 +132,8 @@ class DatabaseWriter:
     def _open(self, array: StoredArray, piece: Piece) -> ts.TensorStore:
         """Write a zarr array's metadata and open it, without waiting for either."""
         if self._kvstore is None:
-            self._kvstore = ts.KvStore.open(self._spec, context=self._store.context).result()
+            opening = ts.KvStore.open(self._spec, context=self._store.context)
+            self._kvstore = answer(opening, f"database {self._prefix}", write_error)
         self._batch.arrays[array.name] = None
         root = self._kvstore.with_transaction(self._batch.transaction)
         self._batch.writing.append(root.write(piece.metadata_key, piece.metadata_bytes))
@@ -141,7 +146,7 @@ class DatabaseWriter:
             # A chunk of zeros is stored like any other: an absent one is an error, never zeros.
             "store_data_equal_to_fill_value": True,
         }
-        return ts.open(spec, context=self._store.context).result()
+        return answer(ts.open(spec, context=self._store.context), f"array {array.name!r} in {self._prefix}", write_error)
 
     def _write(self, target: ts.TensorStore, array: StoredArray, chunk: int, data: np.ndarray, *, copied: bool) -> None:
         batch, size = self._batch, array.chunk_bytes(chunk)
@@ -173,10 +178,7 @@ class DatabaseWriter:
         self._wait(*self._flying.popleft())
 
     def _wait(self, batch: _Batch, future: ts.Future[Any]) -> None:
-        try:
-            future.result()
-        except (ValueError, OSError, NotImplementedError) as error:
-            raise write_error(error, f"{batch.describe()} in {self._prefix}") from error
+        answer(future, f"{batch.describe()} in {self._prefix}", write_error)
 
     def _drain(self) -> None:
         """Wait for all commits. Raises the first error."""
@@ -186,7 +188,7 @@ class DatabaseWriter:
     def _file(self, key: str) -> records.File:
         path = key.removeprefix(self._prefix)
         size = self._store.size(key)
-        data = self._store.get(key) if path == MANIFEST else None
+        data = bounded_bytes(self._store, key, size) if path == MANIFEST and size is not None else None
         if size is None or (path == MANIFEST and data is None):
             raise StoreError(f"{key} vanished right after it was written: something else deletes files of this run")
         return records.File(path=path, size=size, digest=None if data is None else digest(data))

@@ -69,7 +69,7 @@ class Wanted:
     `kind` says what the target holds there, and what it may be restored from:
 
     - `array`: an array of `dtype` and `shape` (None: any). From such an array; if `shape` is `()`,
-      also from a Python number of the dtype's kind.
+      also from a Python number of the dtype's kind that it holds (`ckptcore.match`).
     - `value`: the JSON value `value`; `scalar` is its kind if it is a number. From a number of that kind or a
       0-d array of that kind; text and bytes only from text and bytes.
     - `empty`: None or a node without children, `value` being `None`, `{}`, `[]` or `()`. From the same.
@@ -150,6 +150,11 @@ class Backend(Protocol):
 
     def versions(self) -> dict[str, str]:
         """Library names and versions, for the manifest."""
+        ...
+
+    @property
+    def computing(self) -> frozenset[str]:
+        """Of the libraries that `versions` can name those whose code computes a step: `exact` needs them unchanged."""
         ...
 
     def topology(self, meshes: Sequence[records.Mesh]) -> records.Topology:

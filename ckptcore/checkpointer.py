@@ -114,7 +114,7 @@ class Checkpointer:
         )
         self._cadence = Cadence(interval, self._channel, self._clock)
         self._watch = watch() if watch is not None and on_preemption == "save" else None
-        self._preempted = self._closed = False
+        self._preempted = self._closed = self._remapped = False
         self._session: Session | None = None
         self._handle: SaveHandle | None = None
         self._latest: Decided | None = None
@@ -215,7 +215,8 @@ class Checkpointer:
         seen its error, this one is started all the same, then the error is raised: ranks that have seen it and ranks
         that have not stay in step. `guarantee="weights"` makes a save that no run resumes from. `unchanged` names
         components that are as in the checkpoint before and are not written again. All ranks call this alike, with the
-        same `step`. After a preemption it waits for the commit and raises `Preempted`.
+        same `step`. After a preemption it waits for the commit and raises `Preempted`. On JAX's CPU backend an array made
+        by `device_put` of a numpy array may be that array's own memory: do not write to it before the save has ended.
         """
         check_step(step)
         check_components(components)
@@ -234,6 +235,7 @@ class Checkpointer:
             metadata=metadata,
             unchanged=unchanged,
             latest=self._latest,
+            remapped=self._remapped,
             clock=self._clock,
         )
         try:
@@ -332,6 +334,7 @@ class Checkpointer:
         self._begin(session, resumed.base if resumed else None)
         if resumed is None:
             return None
+        self._remapped = any(new != old for new, old in (request.remap or {}).items())
         base, generation = session.incarnation.base, resumed.base.generation
         self._tell("restored", generation, f"reason: {base.reason}")
         return Restored(generation.step, resumed.components, generation, base.guarantee, base.reason, manifest_of(resumed.base))
@@ -354,7 +357,7 @@ class Checkpointer:
         return self._session  # pyright: ignore[reportReturnType]
 
     def _begin(self, session: Session, base: Decided | None) -> None:
-        self._session, self._latest, self._attempts = session, base, {}
+        self._session, self._latest, self._attempts, self._remapped = session, base, {}, False
         self._last_step = base.generation.step if base else 0
         self._cadence.begin(self._last_step)
 
@@ -362,7 +365,7 @@ class Checkpointer:
         decided = saving.run()
         manifest = manifest_of(decided)
         if manifest.guarantee.level != "weights":
-            self._latest = decided
+            self._latest, self._remapped = decided, False
         return manifest
 
     def _take(self, session: Session, generation: GenerationId, order: snapshot.Order) -> Shard:

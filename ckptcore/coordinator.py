@@ -7,20 +7,20 @@ writes the store alone, every step is idempotent, and two coordinators derive th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from ckptcore import arrays, ledger, names, orbax_view, records
 from ckptcore.clock import Clock
 from ckptcore.digests import digest
-from ckptcore.errors import Damaged, DamageError, Superseded
+from ckptcore.errors import Damaged, DamageError, StoreUnavailable, Superseded
 from ckptcore.events import Event, Listener, tell
 from ckptcore.ledger import Decided
 from ckptcore.names import GenerationId
 from ckptcore.proof import Evidence, Proven, Refuted, prove, show_ranks
 from ckptcore.store import Store
+from ckptcore.storereads import MAX_UNCERTIFIED_BYTES, THREADS, bounded_bytes, exists, has_size
+from ckptcore.workers import Workers
 
-WORKERS = 8
 DECISION_TIMEOUT = 120.0
 
 
@@ -37,8 +37,8 @@ class Coordinator:
     def commit(self, generation: GenerationId, participants: int, *, timeout: float) -> Decided:
         """Wait up to `timeout` seconds for the receipts of all participants, then decide.
 
-        Returns the ledger's decision, commit or abort. Raises `Superseded`, or a `StoreError`
-        when the truth could not be found out; nothing is decided then.
+        Returns the ledger's decision, commit or abort. Raises `Superseded`, or a `StoreError` or `CommitUnknown`
+        when the truth could not be found out; then nothing is decided, or nobody knows what is: conclude it later.
         """
         receipts = self._wait(generation, participants, timeout)
         if isinstance(receipts, Refuted):
@@ -75,6 +75,9 @@ class Coordinator:
             problems = self._file_problems(found)
             if problems:
                 return Refuted("; ".join(problems[:8]))
+            size = len(records.encode(found.manifest))
+            if size > MAX_UNCERTIFIED_BYTES:
+                return Refuted(f"its manifest would have {size} bytes, more than {MAX_UNCERTIFIED_BYTES}: give less metadata")
         return found
 
     def abort(self, generation: GenerationId, refuted: Refuted) -> Decided:
@@ -94,7 +97,7 @@ class Coordinator:
 
     def fence(self, generation: GenerationId) -> None:
         """Raise `Superseded` if a newer incarnation has been claimed: it may be deciding this generation."""
-        if self.store.get(names.claim_key(self.incarnation + 1)) is not None:
+        if exists(self.store, names.claim_key(self.incarnation + 1)):
             raise Superseded(
                 f"incarnation {self.incarnation + 1} has been claimed, so incarnation {self.incarnation} may not decide"
                 f" {generation}: another job runs on this run directory. Stop this one; what it had delivered"
@@ -131,22 +134,31 @@ class Coordinator:
         return arrays.check_merged(self.store, state, proven.arrays)
 
     def _wait(self, generation: GenerationId, participants: int, timeout: float) -> dict[int, bytes] | Refuted:
+        """All receipts, or one that failed among them. A store that is silent for a while is waited out."""
         found: dict[int, bytes] = {}
+        failure: StoreUnavailable | None = None
         for _ in self.clock.polls(timeout):
-            for name in self.store.children(names.receipts_prefix(generation)):
-                self._receive(generation, name, found)
-            # Receipts are canonical, and a quote inside of a string is escaped: this text is the field.
-            failed = any(b'"status":"failed"' in data for data in found.values())
-            if failed or len(found) >= participants:
-                return found
-            self.fence(generation)  # a job that is superseded stops at once, not at its deadline
+            try:
+                for name in self.store.children(names.receipts_prefix(generation)):
+                    self._receive(generation, name, found)
+                # Receipts are canonical, and a quote inside of a string is escaped: this text is the field.
+                failed = any(b'"status":"failed"' in data for data in found.values())
+                if failed or len(found) >= participants:
+                    return found
+                self.fence(generation)  # a job that is superseded stops at once, not at its deadline
+                failure = None
+            except StoreUnavailable as error:
+                failure = error
         missing = tuple(rank for rank in range(participants) if rank not in found)
-        return Refuted(f"no receipt from {show_ranks(missing)} of {participants} within {timeout:g} s", missing)
+        lack = f"no receipt from {show_ranks(missing)} of {participants} within {timeout:g} s"
+        if failure is not None:  # they may be there
+            raise StoreUnavailable(f"{lack}, and at last the store did not answer: {failure}") from failure
+        return Refuted(lack, missing)
 
     def _receive(self, generation: GenerationId, name: str, found: dict[int, bytes]) -> None:
         rank = names.parse_receipt_key(f"{names.receipts_prefix(generation)}{name}")
         if rank is not None and rank not in found:
-            data = self.store.get(names.receipt_key(generation, rank))
+            data = bounded_bytes(self.store, names.receipt_key(generation, rank))
             if data is not None:
                 found[rank] = data
 
@@ -160,11 +172,11 @@ class Coordinator:
             except DamageError:
                 continue  # `prove` meets the same record and says what is wrong with it
             if receipt.layout is not None and receipt.layout.digest not in layouts:
-                stored = self.store.get(names.layout_key(generation, receipt.layout.digest))
+                stored = bounded_bytes(self.store, names.layout_key(generation, receipt.layout.digest), receipt.layout.size)
                 if stored is not None:
                     layouts[receipt.layout.digest] = stored
             if receipt.values is not None:
-                stored = self.store.get(names.values_key(generation, rank))
+                stored = bounded_bytes(self.store, names.values_key(generation, rank), receipt.values.size)
                 if stored is not None:
                     values[rank] = stored
             for component, source in (receipt.lead.references if receipt.lead else {}).items():
@@ -180,15 +192,15 @@ class Coordinator:
             if receipt.database is not None:
                 prefix = names.database_prefix(proven.generation, receipt.rank, receipt.database)
                 wanted.extend((prefix + file.path, file.size, file.digest) for file in receipt.files)
-        with ThreadPoolExecutor(WORKERS) as pool:
+        with Workers(THREADS, "proof") as pool:
             return [problem for problem in pool.map(self._file_problem, wanted) if problem]
 
     def _file_problem(self, wanted: tuple[str, int, str | None]) -> str | None:
         key, size, expected = wanted
-        found = self.store.size(key)
-        if found != size:
+        if not has_size(self.store, key, size):
+            found = self.store.size(key)
             return f"{key} is absent" if found is None else f"{key} has {found} bytes, its receipt says {size}"
-        if expected is not None and digest(self.store.get(key) or b"") != expected:
+        if expected is not None and digest(bounded_bytes(self.store, key, size) or b"") != expected:
             return f"{key} differs from its digest"
         return None
 

@@ -20,10 +20,10 @@ from typing import Any, TypeVar
 import tensorstore as ts
 
 from ckptcore import posix
-from ckptcore.errors import CallError, StoreUnavailable, UnsafeStore
+from ckptcore.errors import CallError, InvalidRecord, StoreUnavailable, UnsafeStore
 from ckptcore.names import check_key
 from ckptcore.retry import retry
-from ckptcore.storekeys import check_range, directory_key, is_key
+from ckptcore.storekeys import MAX_FOUND_BYTES, check_range, directory_key, is_key
 
 Result = TypeVar("Result")
 
@@ -121,9 +121,12 @@ class FileStore:
 
     def kvstore(self, prefix: str) -> dict[str, Any]:
         """See `Store.kvstore`."""
-        # Without locks TensorStore renames a fsynced temporary file: never torn, and nothing waits for
-        # the lock of a killed process. One process writes one database, so that no lock is needed.
-        return {"driver": "file", "path": self._directory(prefix) + "/", "file_io_locking": {"mode": "none"}}
+        path = self._directory(prefix)
+        # TensorStore would follow a link and wait for a FIFO.
+        self._retry(f"look at {prefix}", lambda: posix.check_tree(path))
+        # Without locks it renames a fsynced temporary file: never torn, and nothing waits for the lock
+        # of a killed process. One process writes one database, so that no lock is needed.
+        return {"driver": "file", "path": path + "/", "file_io_locking": {"mode": "none"}}
 
     def _retry(self, what: str, call: Callable[[], Result]) -> Result:
         def translated() -> Result:
@@ -160,7 +163,7 @@ class FileStore:
     def _put(self, key: str, path: str, data: bytes) -> bytes:
         """One attempt; raises `StoreUnavailable` when its outcome is unknown."""
         directory = os.path.dirname(path)
-        stored = posix.read(path)
+        stored = _found(key, path, len(data))
         if stored is None:
             self._make_directory(directory)
             return self._publish(key, path, data)
@@ -173,7 +176,7 @@ class FileStore:
         temporary = os.path.join(directory, f".tmp-{secrets.token_hex(16)}")
         try:
             self._write(temporary, data)
-            stored = data if self._link(temporary, path) else posix.read(path)
+            stored = data if self._link(temporary, path) else _found(key, path, len(data))
             if stored is None:
                 raise StoreUnavailable(f"{key} was deleted while it was being written")
             self._sync_up(directory)
@@ -264,3 +267,12 @@ class FileStore:
             else:
                 deleted += posix.unlink(path)
         return deleted
+
+
+def _found(key: str, path: str, size: int) -> bytes | None:
+    """What was there before a put of `size` bytes. Raises `InvalidRecord` when no writer can have put it."""
+    limit = max(size, MAX_FOUND_BYTES)
+    stored = posix.read(path, 0, limit + 1)
+    if stored is not None and len(stored) > limit:
+        raise InvalidRecord(f"{key}: more than {limit} bytes are there, which nobody wrote who writes this run; remove the file")
+    return stored

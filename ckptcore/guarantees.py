@@ -143,7 +143,7 @@ def keepable(
 
     `components` are those of the manifest, `restored` the names of those that are restored.
     `remapped` says that the caller changed rank-scoped state to fit other ranks; `altered` in which ways leaves
-    may come back other than they were saved, a sentence each.
+    may come back, or be computed with, other than before, a sentence each.
     """
     back = frozenset(restored)
     per_rank = _cursor(components, saved.derived) == "rank"
@@ -179,6 +179,12 @@ def accept(level: Level, saved: records.Guarantee, accepted: Level | None, *, re
             reasons or ["no reason given"],
         )
     return level
+
+
+def version_differences(saved: Mapping[str, str], versions: Mapping[str, str], computing: Iterable[str]) -> list[str]:
+    """Which libraries of `computing` are not the saved ones, a sentence each."""
+    pairs = [(name, saved.get(name), versions.get(name)) for name in sorted(computing)]
+    return [f"{name} {then or 'absent'} then, {now or 'absent'} now" for name, then, now in pairs if then != now]
 
 
 def topology_differences(saved: records.Topology, topology: records.Topology) -> list[str]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Callable
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
-from threading import Thread
+from concurrent.futures import Future, wait
+from threading import Thread, main_thread
 from typing import Any
 
-from ckptcore.errors import DeadlineExceeded
+from ckptcore.errors import CallError, DeadlineExceeded
+from ckptcore.events import log
 from ckptcore.names import GenerationId
 from ckptcore.records import Manifest
 
@@ -25,6 +26,7 @@ class SaveHandle:
         self.generation = generation
         self._future: Future[Manifest] = Future()
         self._delivered = False
+        self._process = os.getpid()
         self._thread = Thread(target=self._work, args=(run, args), name=f"ckpt-save-{generation}")
         self._thread.start()
 
@@ -32,22 +34,14 @@ class SaveHandle:
         """Wait for the decision and return the manifest of the committed checkpoint.
 
         `timeout` is in seconds; without one the wait still ends, since every background wait has a deadline.
-        Raises `SaveAborted`, `SaveFailed`, `CommitUnknown` or `Superseded`; `DeadlineExceeded` when `timeout` passes first.
+        Raises `SaveAborted`, `SaveFailed`, `CommitUnknown` or `Superseded`; `DeadlineExceeded` when `timeout` passes first;
+        `CallError` in a process that was forked off: the save goes on in the one that began it.
         """
-        try:
-            manifest = self._future.result(timeout)
-        except FutureTimeout:
-            if self._future.done():
-                raise
-            raise DeadlineExceeded(
-                f"save {self.generation} is not decided after {timeout:g} s; it goes on, call result() again"
-            ) from None
-        except BaseException:
-            # Not when the wait itself was interrupted: then the outcome is still to be told.
-            self._delivered = self._future.done()
-            raise
+        self._check_process()
+        if not wait([self._future], timeout).done:
+            raise DeadlineExceeded(f"save {self.generation} is not decided after {timeout:g} s; it goes on, call result() again")
         self._delivered = True
-        return manifest
+        return self._future.result()
 
     def __repr__(self) -> str:
         return f"SaveHandle({str(self.generation)!r}, {self._outcome()})"
@@ -61,13 +55,24 @@ class SaveHandle:
         self._future.add_done_callback(lambda _: callback(self))
 
     def wait(self) -> BaseException | None:
-        """Wait for the end of the background work. Returns an error that nobody has been told of, once."""
+        """Wait for the end of the background work. Returns an error that nobody has been told of, once.
+
+        Raises `CallError` in a process that was forked off.
+        """
+        self._check_process()
         self._thread.join()
         error = self._future.exception()
         if error is None or self._delivered:
             return None
         self._delivered = True
         return error
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise CallError(
+                f"save {self.generation} was begun by process {self._process}, of which this one ({os.getpid()}) was forked off:"
+                " its outcome is known there only"
+            )
 
     def _outcome(self) -> str:
         if not self._future.done():
@@ -81,6 +86,8 @@ class SaveHandle:
         except BaseException as error:  # noqa: BLE001 -- whatever it is, it reaches the caller through the future
             del args  # this frame is one of them
             _release(error)
+            if not main_thread().is_alive():
+                log.error("save %s failed after the main thread had ended: %s", self.generation, error)
             self._future.set_exception(error)
         else:
             self._future.set_result(manifest)
@@ -89,6 +96,8 @@ class SaveHandle:
 def _release(error: BaseException) -> None:
     """Empty the frames that an error and its causes came through, for they hold the snapshot, as large as the training state."""
     link: BaseException | None = error
-    while link is not None:
+    seen: set[int] = set()
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
         traceback.clear_frames(link.__traceback__)
         link = link.__cause__ or link.__context__

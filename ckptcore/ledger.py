@@ -16,6 +16,7 @@ from ckptcore.errors import CommitUnknown, DamageError, NotFound, ProtocolViolat
 from ckptcore.events import log
 from ckptcore.names import GenerationId
 from ckptcore.store import Store
+from ckptcore.storereads import exists, record_bytes
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def decode(generation: GenerationId, data: bytes, run_id: str) -> Decided:
 
 def read(store: Store, run_id: str, generation: GenerationId) -> Decided | None:
     """The decision about `generation`, or None while there is none."""
-    data = store.get(names.ledger_key(generation))
+    data = record_bytes(store, names.ledger_key(generation))
     return None if data is None else decode(generation, data, run_id)
 
 
@@ -74,7 +75,7 @@ def decide(store: Store, record: records.Decision, *, clock: Clock, timeout: flo
     """
     generation = GenerationId.parse(record.generation)
     data = records.encode(record)
-    found = _insist(store, names.ledger_key(generation), data, clock, timeout)
+    found = insist(store, names.ledger_key(generation), data, clock=clock, timeout=timeout)
     if found == data:
         return Decided(generation, record, digest(data))
     other = decode(generation, found, record.run_id)
@@ -100,16 +101,16 @@ def retire(store: Store, decided: Decided, policy: str, *, clock: Clock) -> None
 
 def is_retired(store: Store, generation: GenerationId) -> bool:
     """Whether the ledger says that `generation` may be deleted."""
-    return store.get(names.retired_key(generation)) is not None
+    return exists(store, names.retired_key(generation))
 
 
 def may_be_deleted(store: Store, decided: Decided) -> bool:
     """Whether a retired record that is there is about this very commit: no stray file makes anybody delete data."""
     key = names.retired_key(decided.generation)
-    data = store.get(key)
-    if data is None:
-        return False
     try:
+        data = record_bytes(store, key)
+        if data is None:
+            return False
         record = records.decode(data, records.RetiredRecord, key=key)
         records.expect(key, run_id=(record.run_id, decided.record.run_id), manifest=(record.manifest, decided.digest))
     except DamageError as error:
@@ -118,7 +119,11 @@ def may_be_deleted(store: Store, decided: Decided) -> bool:
     return True
 
 
-def _insist(store: Store, key: str, data: bytes, clock: Clock, timeout: float) -> bytes:
+def insist(store: Store, key: str, data: bytes, *, clock: Clock, timeout: float) -> bytes:
+    """Put `data` if nothing is there, again and again until the store answers; return what is there.
+
+    Raises `CommitUnknown` when it has not answered by `timeout` seconds: the put may have been applied all the same.
+    """
     failure: StoreUnavailable | None = None
     for _ in clock.polls(timeout, first=0.05, most=5.0):
         try:

@@ -6,10 +6,12 @@ renaming, casts and omissions that the caller asked for, or an error lists every
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import ml_dtypes
 import numpy as np
 
 from ckptcore import dtypes
@@ -63,6 +65,10 @@ class Rules:
             "leaves that the target lacks are left out (extra='ignore')": self.extra == "ignore",
         }
         return [way for way, holds in allowed.items() if holds]
+
+    def component(self, name: str) -> str:
+        """The checkpoint's component that holds the target's leaf `name`."""
+        return self.stored_name(name).split(".")[0]
 
     def dtype(self, stored: str) -> str:
         """The dtype a stored array is restored to."""
@@ -164,9 +170,31 @@ def _problem(leaf: Wanted, found: StoredLeaf, value_of: Callable[[StoredLeaf], A
         # Exact types: True is not 1, and text is not bytes.
         fits = type(value) is type(leaf.value)
         return None if fits else f"the target holds {_scalar_or_type(leaf)}, the checkpoint {value!r}"
-    if leaf.shape == () and _array_scalar(leaf.dtype) is not None and _scalar_of(value) == _array_scalar(leaf.dtype):
-        return None
+    if leaf.shape == () and leaf.dtype is not None and type(value).__name__ == _array_scalar(leaf.dtype):
+        return _number_problem(value, leaf.dtype, rules)
     return f"the target is an array of {leaf.dtype}{list(leaf.shape or ())}, the checkpoint holds the value {value!r}"
+
+
+def _number_problem(value: Any, dtype: str, rules: Rules) -> str | None:
+    """Why an array of `dtype` cannot take the Python number `value`: it must hold an int as it is.
+
+    A float is what a computation in float32 would take it for. (A narrower type has to hold it as it is, unless it is
+    cast to.) Never does a finite number become infinite, or one that is not zero become zero.
+    """
+    kind = dtypes.numpy_dtype(dtype)
+    if isinstance(value, int):
+        fits = isinstance(value, bool) or int(ml_dtypes.iinfo(kind).min) <= value <= int(ml_dtypes.iinfo(kind).max)
+    elif rules.cast == dtype:
+        fits = True
+    else:
+        with np.errstate(over="ignore"):
+            taken = float(np.array(value).astype(kind))
+        fits = taken == value or (math.isnan(taken) and math.isnan(value))
+        fits = fits and math.copysign(1, taken) == math.copysign(1, value)
+        if not fits and kind.itemsize >= np.dtype(np.float32).itemsize:
+            fits = math.isfinite(taken) and taken != 0
+    hint = " (restore(cast=…) rounds it)" if isinstance(value, float) else ""
+    return None if fits else f"the target is an array of {dtype}[], which does not hold the checkpoint's {value!r}{hint}"
 
 
 def _array_problem(leaf: Wanted, record: ArrayLeaf, rules: Rules) -> str | None:
@@ -192,10 +220,6 @@ def _array_problem(leaf: Wanted, record: ArrayLeaf, rules: Rules) -> str | None:
         hint = " (restore(cast=…) casts floating-point arrays)" if is_floating(record.dtype) and not cast else ""
         problems.append(f"dtype {record.dtype} in the checkpoint{cast}, {leaf.dtype} in the target{hint}")
     return "; ".join(problems) or None
-
-
-def _scalar_of(value: Any) -> str | None:
-    return type(value).__name__ if type(value) in (bool, int, float, complex) else None
 
 
 def _array_scalar(dtype: str | None) -> str | None:

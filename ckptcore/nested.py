@@ -16,6 +16,8 @@ from ckptcore.names import Path, PathElement, show_path
 
 BYTES: PathElement = ("attr", "$bytes")
 """The last path element of a bytes object that is too long for a value: its leaf is a uint8 array."""
+MAX_DEPTH = 128
+"""How many containers deep a leaf may lie. What lies deeper is a mistake, most likely a container within itself."""
 
 
 class _Node(dict[PathElement, Any]):
@@ -40,9 +42,15 @@ def split(state: Any, is_array: Callable[[Any], bool], *, where: str) -> list[tu
 
     Only dicts, lists and tuples that hold an array somewhere are taken apart, so that values
     keep their exact containers. (A tuple with an array inside comes back as a list, a numpy scalar as a 0-d array.)
-    Raises `UnsupportedLeaf` for a dict key beside an array that is neither text nor an int.
+    Raises `UnsupportedLeaf` for a dict key beside an array that is neither text nor an int, and beyond `MAX_DEPTH`.
     """
     return _split(state, (), is_array, where) or [((), state)]
+
+
+def check_depth(path: Path, *, where: str) -> None:
+    """Raise `UnsupportedLeaf` if `path`, below the component `where`, is longer than `MAX_DEPTH`."""
+    if len(path) > MAX_DEPTH:
+        raise UnsupportedLeaf(f"{show_path(where, path[:8])}…: nested deeper than {MAX_DEPTH} levels, or within itself")
 
 
 def _insert(node: _Node, path: Path, leaf: Any, where: str) -> None:
@@ -79,6 +87,7 @@ def _split(node: Any, path: Path, is_array: Callable[[Any], bool], where: str) -
     """The leaves below `node`, or None when no array is among them."""
     if is_array(node):
         return [(path, node)]
+    check_depth(path, where=where)
     parts = [(below, child, _split(child, below, is_array, where)) for below, child in _children(node, path)]
     if all(leaves is None for _, _, leaves in parts):
         return None

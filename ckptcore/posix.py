@@ -76,6 +76,23 @@ def size(path: str) -> int | None:
     return status.st_size
 
 
+def check_tree(top: str) -> None:
+    """Raise `UnsafeStore` if there is anything below `top` but files and directories."""
+    stack = [top]
+    while stack:
+        directory = stack.pop()
+        try:
+            with os.scandir(directory) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        stack.append(entry.path)
+                    elif not entry.is_file(follow_symlinks=False):
+                        size(entry.path)  # refuses it, unless it is gone
+        except OSError as error:
+            if error.errno not in _ABSENT:
+                raise
+
+
 def _check_regular(path: str, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise UnsafeStore(f"{path} is neither a file nor a directory, which a run may not contain; remove it")

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import secrets
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from contextlib import suppress
 
-from ckptcore.errors import StoreError, UnsafeStore
+from ckptcore.errors import StoreError, StoreFull, StoreUnavailable, UnsafeStore
+from ckptcore.events import log
 from ckptcore.records import StoreFacts
 from ckptcore.store import Store
+from ckptcore.workers import Workers
 
 RACERS = 6
 ROUNDS = 3
+START_TIMEOUT = 30.0
+"""Seconds by which the racers stand at the start; they are threads of this process."""
 
 _CONTENT = b"0123456789"
 
@@ -24,7 +28,8 @@ _CONTENT = b"0123456789"
 def probe(store: Store, *, single_writer: bool) -> StoreFacts:
     """Try every rule below `probe/<nonce>/`, clean up, and return the facts for `base.json`.
 
-    `single_writer` forgives only a race that has several winners, and the facts say so.
+    `single_writer` forgives only a race that has several winners, and the facts say so. Keys that the store lets
+    nobody delete are left behind, with a warning in the log.
     Raises `UnsafeStore` naming the broken rule, or the store's own error if it fails.
     """
     prefix = f"probe/{secrets.token_hex(16)}/"
@@ -34,8 +39,8 @@ def probe(store: Store, *, single_writer: bool) -> StoreFacts:
         with suppress(StoreError):  # the first error is the one to report
             store.delete_prefix(prefix)
         raise
-    store.delete_prefix(prefix)
-    _require(store, not list(store.list(prefix)), "delete", "keys are still listed after they were deleted")
+    if _may_delete(lambda: store.delete_prefix(prefix), prefix):
+        _require(store, not list(store.list(prefix)), "delete", "keys are still listed after they were deleted")
     return facts
 
 
@@ -65,14 +70,21 @@ def _facts(store: Store, prefix: str, *, single_writer: bool) -> StoreFacts:
 def _one_winner(store: Store, key: str) -> bool:
     """Whether racing writers and all readers agree on one of the values that were put."""
     values = [f"{racer}-{secrets.token_hex(8)}".encode() for racer in range(RACERS)]
-    start = threading.Barrier(RACERS)
+    start = threading.Barrier(RACERS, timeout=START_TIMEOUT)
 
     def race(value: bytes) -> tuple[bytes, bytes | None]:
         start.wait()
         return store.put_if_absent(key, value), store.get(key)
 
-    with ThreadPoolExecutor(RACERS) as pool:
-        outcomes = set(pool.map(race, values))
+    with Workers(RACERS, "probe") as pool:
+        if pool.size < RACERS:
+            raise StoreUnavailable(f"{store.url} was not probed: this process may not start {RACERS} threads; raise its limit")
+        try:
+            outcomes = set(pool.map(race, values))
+        except threading.BrokenBarrierError as error:
+            raise StoreUnavailable(
+                f"{store.url} was not probed: {RACERS} threads did not start within {START_TIMEOUT:g} s"
+            ) from error
     winner = store.get(key)
     return winner in values and outcomes == {(winner, winner)}
 
@@ -104,9 +116,21 @@ def _check_listing(store: Store, prefix: str, names: set[str]) -> None:
 
 
 def _check_delete(store: Store, key: str) -> None:
-    store.delete(key)
-    gone = store.get(key) is None and key not in store.list(key)
-    _require(store, gone, "delete", "a key is still there after it was deleted")
+    if _may_delete(lambda: store.delete(key), key):
+        gone = store.get(key) is None and key not in store.list(key)
+        _require(store, gone, "delete", "a key is still there after it was deleted")
+
+
+def _may_delete(delete: Callable[[], object], what: str) -> bool:
+    """Delete; False when that is not permitted: a job can save without, and only retention needs it (spec: S-27)."""
+    try:
+        delete()
+    except (StoreUnavailable, StoreFull, UnsafeStore):
+        raise
+    except StoreError as error:
+        log.warning("the store lets nobody delete, so that %s stays and retention is impossible: %s", what, error)
+        return False
+    return True
 
 
 def _require(store: Store, holds: object, rule: str, broken: str) -> None:

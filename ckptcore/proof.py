@@ -316,8 +316,8 @@ class _Prover:
                 before, now = source.record.topology.participants, self.receipts[0].participants
                 if before != now:
                     self.problems.append(
-                        f"component {component!r} is declared unchanged, but its source holds that of {before} ranks, not of {now}:"
-                        " save it again"
+                        f"component {component!r} is declared unchanged, but its source holds that of {before} ranks,"
+                        f" not of {now}: save it again"
                     )
 
     def _check_guarantee(self) -> None:

@@ -21,6 +21,7 @@ from ckptcore.ledger import Decided, manifest_of
 from ckptcore.names import GenerationId
 from ckptcore.records import ArrayLeaf, Descriptor, Manifest, ValueLeaf
 from ckptcore.store import Store
+from ckptcore.storereads import bounded_bytes
 
 R = TypeVar("R", bound=records.Record)
 
@@ -99,10 +100,14 @@ class Checkpoint:
         entry = self._entry(component)
         home = self._home(component)
         if entry.scope == "global":
-            layouts = home._layouts
             rank = None
-        else:
-            layouts = [home._layout_of(component, rank)]
+        key = f"leaves of {component}, rank {rank}"
+        if key not in self._cache:
+            self._cache[key] = self._leaves(component, home, rank)
+        return self._cache[key]
+
+    def _leaves(self, component: str, home: Checkpoint, rank: int | None) -> dict[str, StoredLeaf]:
+        layouts = home._layouts if self._entry(component).scope == "global" else [home._layout_of(component, rank)]
         found: dict[str, StoredLeaf] = {}
         for layout in layouts:
             if component in layout.components:
@@ -274,11 +279,12 @@ class Checkpoint:
         allowed = {str(self.generation), *(entry.source for entry in self.manifest.components.values())}
         if not descriptor.key.startswith(names.GENERATIONS) or not source or source[0] not in allowed:
             raise InvalidRecord(f"{descriptor.key}: lies outside of generation {self.generation}")
-        data = self.store.get(descriptor.key)
+        data = bounded_bytes(self.store, descriptor.key, descriptor.size)
         if data is None:
             raise Damaged(f"{descriptor.key} is missing, though {self.generation} is committed")
         if len(data) != descriptor.size:
-            raise Damaged(f"{descriptor.key} has {len(data)} bytes, its descriptor says {descriptor.size}")
+            found = "more" if len(data) > descriptor.size else len(data)
+            raise Damaged(f"{descriptor.key} has {found} bytes, its descriptor says {descriptor.size}")
         check(data, descriptor.digest, what=descriptor.key)
         return records.decode(data, kind, key=descriptor.key)
 

@@ -25,7 +25,7 @@ def find(checkpoint: Checkpoint, target: Target, *, rules: Rules, ranks: Ranks) 
     Reads only the boxes wanted. Raises `StructureMismatch` with every difference, `DamageError` for bytes
     that differ from their digests.
     """
-    wanted = [leaf for leaf in target.wanted if ranks.get(leaf.component, 0) is not None]
+    wanted = [leaf for leaf in target.wanted if ranks.get(rules.component(leaf.name), 0) is not None]
     stored = table(checkpoint, _sources(wanted, rules, checkpoint), ranks)
     pairs = match(wanted, stored, checkpoint.value, rules, where=f"generation {checkpoint.generation}")
     return _find(checkpoint, pairs, rules)
@@ -54,7 +54,7 @@ def table(checkpoint: Checkpoint, components: Sequence[str], ranks: Ranks) -> di
 
 def _sources(wanted: Sequence[Wanted], rules: Rules, checkpoint: Checkpoint) -> list[str]:
     """The checkpoint's components that the target draws from, renaming considered."""
-    names = dict.fromkeys(rules.stored_name(leaf.name).split(".")[0] for leaf in wanted)
+    names = dict.fromkeys(rules.component(leaf.name) for leaf in wanted)
     known = checkpoint.manifest.components
     return [name for name in names if name in known or (rules.missing == "error" and _require(checkpoint, name))]
 

@@ -20,6 +20,7 @@ from ckptcore.ledger import Decided, manifest_of
 from ckptcore.match import Rules
 from ckptcore.names import GenerationId
 from ckptcore.probe import probe
+from ckptcore.proof import show_ranks
 from ckptcore.reader import Checkpoint
 from ckptcore.records import Level, Manifest
 from ckptcore.session import Session, is_damage, open_session, together
@@ -35,7 +36,7 @@ class Request:
     """One restore as the caller asked for it.
 
     `components` limits it; `accept` is the weakest guarantee the caller puts up with; `remap` gives the old rank
-    whose rank-scoped state each new rank takes.
+    whose rank-scoped state each new rank takes. Raises `CallError` for an `accept` that is no guarantee.
     """
 
     like: Mapping[str, Any] | None = None
@@ -44,6 +45,12 @@ class Request:
     rules: Rules = field(default_factory=Rules)
     accept: Level | None = None
     remap: Mapping[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.accept is not None:
+            guarantees.strength(self.accept)
+        if self.remap is not None and not isinstance(self.remap, Mapping):
+            raise CallError(f"remap={self.remap!r}: expected a mapping from each new rank to the old one whose state it takes")
 
 
 @dataclass(frozen=True)
@@ -121,10 +128,11 @@ class Resumer:
 
     def _ranks(self, manifest: Manifest, request: Request) -> dict[str, int | None]:
         """Whose copy of each rank-scoped component this rank takes; None where it has to do without."""
-        rank = self.channel.rank
-        source: int | None = rank if manifest.topology.participants == self.channel.size else None
+        rank, before = self.channel.rank, manifest.topology.participants
+        source: int | None = rank if before == self.channel.size else None
         if request.remap is not None:
-            source = request.remap.get(rank)
+            _check_remap(request.remap, before, self.channel.size)
+            source = request.remap[rank]
         return {name: source for name, entry in manifest.components.items() if entry.scope == "rank"}
 
     def _keepable(self, decided: Decided, target: Target | None, request: Request | None) -> Level:
@@ -145,7 +153,10 @@ class Resumer:
             manifest.components,
             restored,
             remapped=request.remap is not None,
-            altered=request.rules.alterations(),
+            altered=[
+                *request.rules.alterations(),
+                *guarantees.version_differences(manifest.versions, self.backend.versions(), self.backend.computing),
+            ],
         )
         if level == "weights":
             raise ForkRequired(
@@ -183,7 +194,21 @@ def _wanted(manifest: Manifest, target: Target | None, request: Request) -> list
     """The checkpoint's components that a restore reads, by the checkpoint's names."""
     if target is None:
         return list(request.components or manifest.components)
-    return list(dict.fromkeys(request.rules.stored_name(name).split(".")[0] for name in target.components))
+    return list(dict.fromkeys(request.rules.component(leaf.name) for leaf in target.wanted))
+
+
+def _check_remap(remap: Mapping[int, int], before: int, now: int) -> None:
+    """Refuse a `remap` that leaves a rank without state: what a restore keeps is said for all ranks by one of them."""
+    lacking, unknown = [rank for rank in range(now) if rank not in remap], [rank for rank in remap if rank not in range(now)]
+    foreign = sorted({str(old) for old in remap.values() if type(old) is not int or old not in range(before)})
+    problems = {
+        f"it has no entry for {show_ranks(lacking)} of {now}": lacking,
+        f"this job has no rank {', '.join(map(str, unknown))}": unknown,
+        f"the checkpoint, of {before} ranks, has no rank {', '.join(foreign)}": foreign,
+    }
+    found = [problem for problem, ranks in problems.items() if ranks]
+    if found:
+        raise CallError("remap={new rank: old rank} needs every rank of this job: " + "; ".join(found))
 
 
 def _of_step(history: History, step: int) -> GenerationId:

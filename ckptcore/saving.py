@@ -12,9 +12,18 @@ from dataclasses import dataclass, field
 from ckptcore import ledger, notes, writer
 from ckptcore.clock import Clock
 from ckptcore.coordinator import DECISION_TIMEOUT, Coordinator
-from ckptcore.errors import CheckpointError, CommitUnknown, SaveAborted, SaveFailed, StoreFull, StoreUnavailable, Superseded
-from ckptcore.events import Event, Listener, tell
-from ckptcore.incarnations import check_current
+from ckptcore.errors import (
+    CheckpointError,
+    CommitUnknown,
+    SaveAborted,
+    SaveFailed,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+    Superseded,
+)
+from ckptcore.events import Event, Listener, log, tell
+from ckptcore.incarnations import check_current, undecided
 from ckptcore.keep import Keep
 from ckptcore.ledger import Decided
 from ckptcore.proof import Refuted, show_ranks
@@ -48,6 +57,8 @@ class Saving:
         except Superseded as error:
             self._tell("superseded", str(error))
             raise
+        except CommitUnknown as error:
+            log.warning("%s; waiting for the decision all the same", error)
         except Exception as error:
             give_up(self._coordinator(), identity, error)
             self._tell("failed", str(error))
@@ -60,15 +71,37 @@ class Saving:
         return decided
 
     def _decide(self) -> Decided:
-        identity = self.shard.identity
         try:
-            return self._coordinator().commit(identity.generation, identity.participants, timeout=self.timeout)
-        except StoreFull as error:
-            # An abort is small, and may find room where the index did not: then nobody waits for a decision.
-            return self._coordinator().abort(identity.generation, Refuted(f"there is no room left to commit it: {error}"))
+            return self._commit(self._coordinator())
         except Superseded as error:
             self._tell("superseded", str(error))
             raise
+        except StoreError as error:
+            raise CommitUnknown(
+                f"{self.shard.identity.generation} is not decided: {error}."
+                " The next save or the next start of the job settles it; it may still become a checkpoint."
+            ) from error
+
+    def _commit(self, coordinator: Coordinator) -> Decided:
+        identity = self.shard.identity
+        try:
+            self._conclude_older(coordinator)
+            return coordinator.commit(identity.generation, identity.participants, timeout=self.timeout)
+        except StoreFull as error:
+            # An abort is small, and may find room where the index did not: then nobody waits for a decision.
+            return coordinator.abort(identity.generation, Refuted(f"there is no room left to commit it: {error}"))
+
+    def _conclude_older(self, coordinator: Coordinator) -> None:
+        """Decide what earlier saves of this job left undecided when the store was silent (spec: P-55)."""
+        own = self.shard.identity.generation
+        try:
+            for generation in undecided(self.store):
+                if generation.incarnation == own.incarnation and generation < own:
+                    coordinator.conclude(generation)
+        except Superseded:
+            raise
+        except CheckpointError as error:
+            log.warning("what was undecided before %s stays so for now: %s", own, error)
 
     def _await(self) -> Decided:
         """Wait for the ledger record that rank 0, or whoever takes over, puts."""

@@ -18,6 +18,7 @@ from ckptcore.errors import CheckpointError, DamageError, NotFound, UnsupportedF
 from ckptcore.incarnations import Incarnation
 from ckptcore.ledger import Decided, decode
 from ckptcore.store import Store
+from ckptcore.storereads import record_bytes
 
 HANDOVER_TIMEOUT = 600.0
 T = TypeVar("T")
@@ -47,7 +48,7 @@ class Session:
         if generation is None:
             return None
         key = names.ledger_key(generation)
-        data = self.store.get(key)
+        data = record_bytes(self.store, key)
         if data is None:
             raise NotFound(f"rank {self.rank} does not see {key}: do all ranks have the same storage mounted?")
         check(data, self.incarnation.base.manifest or "", what=key)

@@ -18,7 +18,11 @@ from ckptcore.writer import Identity, Shard
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """One save as the caller asked for it. `latest` is the commit it continues from, None for the first."""
+    """One save as the caller asked for it.
+
+    `latest` is the commit it continues from, None for the first; `remapped` says that the ranks took one another's
+    state from it.
+    """
 
     components: Mapping[str, Any]
     derived: Derived
@@ -27,6 +31,7 @@ class Order:
     metadata: Any
     unchanged: Sequence[str]
     latest: Decided | None
+    remapped: bool
     clock: Clock
 
 
@@ -98,13 +103,15 @@ def _references(order: Order, participants: int) -> dict[str, Decided]:
             raise CallError(f"component {name!r} is both given and declared unchanged")
         if order.latest is None or name not in manifest_of(order.latest).components:
             raise CallError(f"component {name!r} is declared unchanged, but the checkpoint before lacks it; save it once")
-        _check_reference(name, manifest_of(order.latest), order.derived, participants)
+        _check_reference(name, manifest_of(order.latest), order, participants)
         references[name] = order.latest
     return references
 
 
-def _check_reference(name: str, before: records.Manifest, derived: Derived, participants: int) -> None:
-    entry = before.components[name]
+def _check_reference(name: str, before: records.Manifest, order: Order, participants: int) -> None:
+    entry, derived = before.components[name], order.derived
+    if entry.scope == "rank" and order.remapped:
+        raise CallError(f"component {name!r} is declared unchanged, but the ranks took one another's copy of it; save it again")
     if entry.scope == "rank" and before.topology.participants != participants:
         raise CallError(
             f"component {name!r} is declared unchanged, but the checkpoint before holds that of {before.topology.participants}"
@@ -112,7 +119,7 @@ def _check_reference(name: str, before: records.Manifest, derived: Derived, part
         )
     for need in ("data", "rng"):
         # Whether it was RankZero is not recorded: only a save that declared the same has refused that.
-        if derived.get(need) == name and name not in (before.guarantee.derived.get(need), need if entry.kind == need else None):
+        if derived.get(need) == name and entry.kind != need and before.guarantee.derived.get(need) != name:
             raise CallError(
                 f"component {name!r} is declared unchanged, but the checkpoint before does not declare that it holds {need};"
                 " save it again"

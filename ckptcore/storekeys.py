@@ -5,6 +5,9 @@ from __future__ import annotations
 from ckptcore.errors import CallError, InvalidRecord
 from ckptcore.names import check_key
 
+MAX_FOUND_BYTES = 16 << 20
+"""How much of a value that was there first a put takes into memory; a longer one is refused, unless ours is as long."""
+
 
 def directory_key(prefix: str) -> str:
     """The key of a directory: the prefix without its slash, empty for the root. Raises `InvalidRecord`."""

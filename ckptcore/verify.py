@@ -14,6 +14,9 @@ from ckptcore.geometry import Box
 from ckptcore.names import GenerationId
 from ckptcore.reader import Checkpoint, StoredLeaf
 from ckptcore.records import ArrayLeaf
+from ckptcore.store import Store
+from ckptcore.storereads import THREADS, bounded_bytes, exists, has_size
+from ckptcore.workers import Workers
 
 BATCH_BYTES = 128 << 20
 _LED = ("captured", "topology", "parent", "parent_manifest", "versions", "metadata")
@@ -71,15 +74,24 @@ def _shallow_problems(checkpoint: Checkpoint) -> Iterator[str]:
         _raise_unsupported(error)
         yield str(error)
         return
-    for home, roster in homes:
-        receipts: list[records.Receipt] = []
-        for delivered in roster.ranks:
-            yield from _delivered_problems(home, delivered, receipts)
-        if len(receipts) == len(roster.ranks):
-            yield from _manifest_problems(home.manifest, receipts)
-        root = f"{names.state_prefix(home.generation)}manifest.ocdbt"
-        if any(delivered.database for delivered in roster.ranks) and home.store.size(root) is None:
-            yield f"{root} is missing, the root of the database of all arrays"
+    with Workers(THREADS, "verify") as pool:
+        for home, roster in homes:
+            yield from _home_problems(home, roster, pool)
+
+
+def _home_problems(home: Checkpoint, roster: records.Roster, pool: Workers) -> Iterator[str]:
+    """What is wrong with the receipts, and with the files that they list: all are looked at, many at a time."""
+    store = home.store
+    read = pool.map(lambda delivered: _receipt(store, delivered), roster.ranks)
+    receipts = [found for found in read if isinstance(found, records.Receipt)]
+    yield from (found for found in read if isinstance(found, str))
+    listed = [file for receipt in receipts for file in _files(home.generation, receipt)]
+    yield from (problem for problem in pool.map(lambda file: _file_problem(store, *file), listed) if problem)
+    if len(receipts) == len(roster.ranks):
+        yield from _manifest_problems(home.manifest, receipts)
+    root = f"{names.state_prefix(home.generation)}manifest.ocdbt"
+    if any(delivered.database for delivered in roster.ranks) and not exists(store, root):
+        yield f"{root} is missing, the root of the database of all arrays"
 
 
 def _component_problems(checkpoint: Checkpoint, component: str) -> Iterator[str]:
@@ -93,29 +105,34 @@ def _component_problems(checkpoint: Checkpoint, component: str) -> Iterator[str]
         yield f"component {component!r}: {len(index.leaves)} leaves in the index, {entry.leaves} in the manifest"
 
 
-def _delivered_problems(checkpoint: Checkpoint, delivered: records.Delivered, receipts: list[records.Receipt]) -> Iterator[str]:
-    """What is wrong with a rank's receipt and the files it lists; a receipt that is right is added to `receipts`."""
+def _receipt(store: Store, delivered: records.Delivered) -> records.Receipt | str:
+    """A rank's receipt, or what is wrong with it."""
     key = delivered.receipt.key
-    data = checkpoint.store.get(key)
+    data = bounded_bytes(store, key, delivered.receipt.size)
     if data is None:
-        yield f"{key} is missing"
-        return
+        return f"{key} is missing"
     try:
         check(data, delivered.receipt.digest, what=key)
-        receipt = records.decode(data, records.Receipt, key=key)
+        return records.decode(data, records.Receipt, key=key)
     except DamageError as error:
         _raise_unsupported(error)
-        yield str(error)
-        return
-    receipts.append(receipt)
-    listed = [] if receipt.values is None else [(receipt.values.key, receipt.values.size)]
+        return str(error)
+
+
+def _files(generation: GenerationId, receipt: records.Receipt) -> Iterator[tuple[int, str, int]]:
+    """The files that a rank vouches for: `(rank, key, size)`."""
+    if receipt.values is not None:
+        yield receipt.rank, receipt.values.key, receipt.values.size
     if receipt.database is not None:
-        prefix = names.database_prefix(checkpoint.generation, receipt.rank, receipt.database)
-        listed.extend((prefix + file.path, file.size) for file in receipt.files)
-    for name, size in listed:
-        found = checkpoint.store.size(name)
-        if found != size:
-            yield f"{name} " + ("is missing" if found is None else f"has {found} bytes, rank {receipt.rank} wrote {size}")
+        prefix = names.database_prefix(generation, receipt.rank, receipt.database)
+        yield from ((receipt.rank, prefix + file.path, file.size) for file in receipt.files)
+
+
+def _file_problem(store: Store, rank: int, key: str, size: int) -> str | None:
+    if has_size(store, key, size):
+        return None
+    found = store.size(key)
+    return f"{key} " + ("is missing" if found is None else f"has {found} bytes, rank {rank} wrote {size}")
 
 
 def _manifest_problems(manifest: records.Manifest, receipts: Sequence[records.Receipt]) -> Iterator[str]:

@@ -11,17 +11,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptcore import names, records
+from ckptcore import ledger, names, records
 from ckptcore.arrays import DatabaseWriter, StoredArray
 from ckptcore.backend import Flat, Staged
 from ckptcore.clock import Clock
 from ckptcore.digests import digest, topology_digest, value_digest
-from ckptcore.errors import CheckpointError, ProtocolViolation
+from ckptcore.errors import CheckpointError, CommitUnknown, ProtocolViolation, StoreError, StoreFull, UnsafeStore
 from ckptcore.events import Event, Listener, tell
 from ckptcore.layout import Plan
 from ckptcore.names import GenerationId
 from ckptcore.records import ArrayLeaf, Descriptor, Receipt, Written
 from ckptcore.store import Store
+from ckptcore.storereads import bounded_bytes
+
+RECEIPT_TIMEOUT = 120.0
+"""Seconds in which the store has to say whether a receipt is there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,15 +57,21 @@ class Shard:
 
 
 def write(store: Store, shard: Shard, *, clock: Clock, on_event: Listener | None = None) -> Receipt:
-    """Write the shard, make it durable, and sign it off. Whatever goes wrong is raised: then call `give_up`."""
+    """Write the shard, make it durable, and sign it off.
+
+    Raises `CommitUnknown` when the receipt may or may not be there: then the ledger tells what became of the save.
+    Anything else that is raised went wrong before: then call `give_up`.
+    """
     return _Writer(store, shard, clock, on_event).run()
 
 
 def give_up(store: Store, identity: Identity, error: Exception) -> None:
     """Tell the coordinator at once that this rank's part will not come. `error` matters more than trouble with that."""
     reason = records.clip(f"{type(error).__name__}: {error}")
+    key = names.receipt_key(identity.generation, identity.rank)
+    data = records.encode(Receipt(**_identity_fields(identity), status="failed", reason=reason))
     try:
-        _put_receipt(store, Receipt(**_identity_fields(identity), status="failed", reason=reason))
+        _check_own(store.put_if_absent(key, data), data, key, identity.rank)
     except CheckpointError as also:
         error.add_note(f"(the failed receipt could not be written either: {also})")
 
@@ -81,7 +91,7 @@ class _Writer:
         self.shard.phases["write"] = int((self.clock.monotonic() - started) * 1e6)
         self._tell("written")
         receipt = self._receipt(components, files, stored_values, layout)
-        _put_receipt(self.store, receipt)
+        self._sign_off(receipt)
         self._tell("receipt")
         return receipt
 
@@ -90,16 +100,18 @@ class _Writer:
         if not plan.own:
             return {}, []
         database = DatabaseWriter(self.store, names.database_prefix(self.generation, self.rank, self.nonce))
-        for component, table in plan.layout.components.items():
-            for leaf in table.leaves:
-                if isinstance(leaf, ArrayLeaf) and leaf.name in plan.own:
-                    name = leaf.name if table.scope == "global" else names.rank_array_name(self.rank, leaf.name)
-                    array = StoredArray(name=name, dtype=leaf.stored_dtype, shape=leaf.shape, grid=plan.grids[leaf.name])
-                    cells = dict(zip(plan.own[leaf.name], self.shard.staged.chunks.get(leaf.name, ()), strict=True))
-                    found[leaf.name] = database.add(array, cells)
-                    self._tell("chunk-written", {"component": component, "leaf": leaf.name})
-        files = database.finish()
-        return found, files
+        try:
+            for component, table in plan.layout.components.items():
+                for leaf in table.leaves:
+                    if isinstance(leaf, ArrayLeaf) and leaf.name in plan.own:
+                        name = leaf.name if table.scope == "global" else names.rank_array_name(self.rank, leaf.name)
+                        array = StoredArray(name=name, dtype=leaf.stored_dtype, shape=leaf.shape, grid=plan.grids[leaf.name])
+                        cells = dict(zip(plan.own[leaf.name], self.shard.staged.chunks.get(leaf.name, ()), strict=True))
+                        found[leaf.name] = database.add(array, cells)
+                        self._tell("chunk-written", {"component": component, "leaf": leaf.name})
+            return found, database.finish()
+        finally:
+            database.close()
 
     def _components(self, chunks: Mapping[str, Mapping[int, str]]) -> dict[str, Written]:
         flat, staged = self.shard.flat, self.shard.staged
@@ -134,7 +146,7 @@ class _Writer:
         value = digest(data)
         key = key_of(value)
         # Every rank has the same layout: all but the first find it there.
-        stored = self.store.get(key) or self.store.put_if_absent(key, data)
+        stored = bounded_bytes(self.store, key, len(data)) or self.store.put_if_absent(key, data)
         if stored != data:
             raise ProtocolViolation(f"{key} holds other bytes than rank {self.rank} has: two processes act as this rank")
         return Descriptor(key=key, size=len(data), digest=value)
@@ -156,6 +168,17 @@ class _Writer:
             lead=self.shard.lead,
         )
 
+    def _sign_off(self, receipt: Receipt) -> None:
+        """Put the receipt. From the first try on it may be there, unless the store is full or refuses all writes."""
+        key, data = names.receipt_key(self.generation, self.rank), records.encode(receipt)
+        try:
+            found = ledger.insist(self.store, key, data, clock=self.clock, timeout=RECEIPT_TIMEOUT)
+        except (StoreFull, UnsafeStore):
+            raise
+        except StoreError as error:
+            raise CommitUnknown(f"rank {self.rank} does not know whether its receipt {key} is there: {error}") from error
+        _check_own(found, data, key, self.rank)
+
     def _tell(self, kind: Any, detail: dict[str, Any] | None = None) -> None:
         tell(self.on_event, Event(kind, self.rank, self.generation, detail=detail or {}))
 
@@ -172,8 +195,6 @@ def _identity_fields(identity: Identity) -> dict[str, Any]:
     }
 
 
-def _put_receipt(store: Store, receipt: Receipt) -> None:
-    key = names.receipt_key(GenerationId.parse(receipt.generation), receipt.rank)
-    data = records.encode(receipt)
-    if store.put_if_absent(key, data) != data:
-        raise ProtocolViolation(f"{key} was written by somebody else: two processes act as rank {receipt.rank}; stop one of them")
+def _check_own(found: bytes, data: bytes, key: str, rank: int) -> None:
+    if found != data:
+        raise ProtocolViolation(f"{key} was written by somebody else: two processes act as rank {rank}; stop one of them")

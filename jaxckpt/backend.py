@@ -24,7 +24,8 @@ from jaxckpt import leaves, placing, shards, staging, tree
 from jaxckpt.channel import open_channel
 from jaxckpt.staging import Source
 
-_LIBRARIES = ("jaxckpt", "jax", "jaxlib", "flax", "optax", "numpy", "tensorstore")
+_COMPUTING = ("jax", "jaxlib", "flax", "optax")
+_LIBRARIES = ("jaxckpt", *_COMPUTING, "numpy", "tensorstore")
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,11 @@ class JaxBackend:
     def versions(self) -> dict[str, str]:
         """Versions of the libraries that are installed, and of Python."""
         return {"python": sys.version.split()[0], **{name: version for name in _LIBRARIES if (version := _version(name))}}
+
+    @property
+    def computing(self) -> frozenset[str]:
+        """JAX, and what makes the functions that it compiles."""
+        return frozenset(_COMPUTING)
 
     def topology(self, meshes: Sequence[records.Mesh]) -> records.Topology:
         """The running job: processes, devices and `meshes`."""

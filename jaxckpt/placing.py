@@ -26,10 +26,7 @@ Boxes = Mapping[Box, np.ndarray]
 
 
 def place(leaf: Any, wanted: Wanted, found: Found) -> Any:
-    """The restored leaf for `leaf` of the target: an array, abstract array, number or other value.
-
-    Raises `StructureMismatch` for a number that the target's dtype cannot hold.
-    """
+    """The restored leaf for `leaf` of the target: an array, abstract array, number or other value."""
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
         return _device_leaf(leaf, wanted, found)
     if isinstance(leaf, np.ndarray | np.generic):
@@ -110,16 +107,14 @@ def _host_leaf(leaf: np.ndarray | np.generic, wanted: Wanted, found: Found) -> A
     array = _number(found.value, wanted) if found.boxes is None else next(iter(found.boxes.values()))
     if isinstance(leaf, np.generic):
         return array[()]
+    array = array.astype(leaf.dtype, copy=False)  # the same type, perhaps in the other byte order
     return array if array.flags.writeable and array.flags.owndata else array.copy()
 
 
 def _number(value: Any, wanted: Wanted) -> np.ndarray:
-    """A stored Python number as a 0-d array of the target's dtype."""
-    try:
-        return np.array(value, dtype=dtypes.numpy_dtype(wanted.dtype or ""))
-    except (OverflowError, TypeError, ValueError) as error:
-        where = show_path(wanted.component, wanted.path)
-        raise StructureMismatch("a stored number does not fit the target", [f"{where}: {value!r} in {wanted.dtype}"]) from error
+    """A stored Python number as a 0-d array of the target's dtype, which holds it (`ckptcore.match`)."""
+    with np.errstate(over="ignore"):  # a cast that the caller asked for
+        return np.array(value).astype(dtypes.numpy_dtype(wanted.dtype or ""))
 
 
 def _shape(wanted: Wanted) -> tuple[int, ...]:

@@ -6,7 +6,8 @@ Where the bytes come from decides how they are made safe:
 - device memory is copied to the host, all transfers started before the first is waited for;
 - memory of JAX's CPU backend is held by a numpy view without a copy. While the view lives,
   JAX does not reuse the buffer: donating the array copies. The view is held, never the shard
-  object, whose memory a donation takes away.
+  object, whose memory a donation takes away. It cannot be told whether it is foreign memory, an
+  aligned numpy array that `jax.device_put` has taken as it is: writing to that shows in the save.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
+from ckptcore import nested
 from ckptcore.errors import UnsupportedLeaf
 from ckptcore.names import Path, PathElement, show_path
 
@@ -31,7 +32,7 @@ class Tree:
 
 
 def flatten(component: str, tree: Any) -> Tree:
-    """Flatten a component. Raises `UnsupportedLeaf` for dict keys that are neither text nor int.
+    """Flatten a component. Raises `UnsupportedLeaf` for dict keys that are neither text nor int, and for endless nesting.
 
     `build` returns containers like those of `tree`; NNX objects are updated in place.
     """
@@ -54,8 +55,17 @@ def is_empty_node(leaf: Any) -> bool:
 
 
 def _flatten(component: str, path: Path, tree: Any) -> Tree:
-    pairs, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_stops)
-    parts = [_part(component, (*path, *_path(component, path, keys)), node) for keys, node in pairs]
+    """Level by level: JAX does not survive containers within themselves, and does not say where it stopped."""
+    nested.check_depth(path, where=component)
+    try:
+        children = _children(tree)
+    except ValueError as error:
+        what = f"{show_path(component, path)}: JAX cannot flatten this {type(tree).__name__}"
+        raise UnsupportedLeaf(f"{what} ({error}); the keys of a dict must be all text or all int") from error
+    if not children or _is_nnx(tree):
+        return _part(component, path, tree)
+    pairs, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_below_root())
+    parts = [_flatten(component, (*path, *_path(component, path, keys)), node) for keys, node in pairs]
 
     def build(leaves: Sequence[Any]) -> Any:
         rest = iter(leaves)
@@ -65,7 +75,7 @@ def _flatten(component: str, path: Path, tree: Any) -> Tree:
 
 
 def _part(component: str, path: Path, node: Any) -> Tree:
-    """One thing at which JAX's flattening stopped: a leaf, or an NNX object to look into."""
+    """A leaf, or an NNX object, which is flattened in its own way."""
     nnx = _nnx()
     if nnx is not None and isinstance(node, nnx.Variable):
         return _variable(component, path, node)
@@ -82,7 +92,7 @@ def _part(component: str, path: Path, node: Any) -> Tree:
 
 def _variable(component: str, path: Path, variable: Any) -> Tree:
     """A Variable has one child, its value, which may be a tree."""
-    children, structure = jax.tree_util.tree_flatten(variable, is_leaf=lambda node: node is not variable)
+    children, structure = jax.tree_util.tree_flatten(variable, is_leaf=_below_root())
     values = [_flatten(component, path, child) for child in children]
 
     def build(leaves: Sequence[Any]) -> Any:
@@ -92,15 +102,15 @@ def _variable(component: str, path: Path, variable: Any) -> Tree:
     return Tree([leaf for value in values for leaf in value.leaves], build)
 
 
-def _stops(node: Any) -> bool:
-    """Whether flattening stops here: empty nodes, NNX objects, which are flattened in their own way, and iterators.
+def _below_root() -> Callable[[Any], bool]:
+    """An `is_leaf` that stops at whatever JAX asks about after the root: a root may be its own child."""
+    asked = iter([False])
+    return lambda _: next(asked, True)
 
-    An iterator is a leaf to JAX as well, but one that it warns of: a later release is to raise an error of its own.
-    """
+
+def _is_nnx(node: Any) -> bool:
     nnx = _nnx()
-    children = _children(node)
-    ends = isinstance(node, Iterator) if children is None else not children
-    return ends or (nnx is not None and isinstance(node, nnx.Variable | nnx.Pytree))
+    return nnx is not None and isinstance(node, nnx.Variable | nnx.Pytree)
 
 
 def _children(node: Any) -> Sequence[Any] | None:

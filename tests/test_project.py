@@ -17,12 +17,14 @@ ROOT = Path(__file__).parents[1]
 # from the packages above it, whatever the row.
 LAYERS: dict[str, list[str]] = {
     "ckptcore": [
-        "clock errors preemption",
+        "clock errors preemption workers",
         "canonical channel components dtypes geometry names posix retry sampler schedule",
         "arguments cadence events nested storekeys structs values",
         "filestore objectstore records",
         "digests guarantees handle keep layout schemas store",
-        "array_spec backend ledger notes orbax_view probe",
+        "storereads",
+        "ledger",
+        "array_spec backend notes orbax_view probe",
         "array_merge array_writer history",
         "array_reader listing",
         "arrays",

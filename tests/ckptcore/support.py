@@ -221,12 +221,17 @@ class HostBackend:
 
     link: Channel = field(default_factory=LocalChannel)
     framework: str = "host"
+    numpy: str = np.__version__
 
     def channel(self) -> Channel:
         return self.link
 
     def versions(self) -> dict[str, str]:
-        return {"numpy": np.__version__}
+        return {"numpy": self.numpy}
+
+    @property
+    def computing(self) -> frozenset[str]:
+        return frozenset({"numpy"})
 
     def topology(self, meshes: Sequence[records.Mesh]) -> records.Topology:  # noqa: ARG002 - hosts have none
         return topology(self.link.size)
@@ -382,6 +387,7 @@ class Job:
             "metadata": None,
             "unchanged": (),
             "latest": self.latest,
+            "remapped": False,
             "clock": self.clock,
         }
         backend = HostBackend(ThreadChannel(Hub(self.size), rank))

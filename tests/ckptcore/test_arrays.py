@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 import resource
 import signal
+import threading
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +19,11 @@ import tensorstore as ts
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckptcore import array_reader, array_writer, dtypes
-from ckptcore.array_spec import StoredArray, database
+from ckptcore import array_reader, array_spec, array_writer, dtypes
+from ckptcore.array_spec import MANIFEST, StoredArray, database
 from ckptcore.arrays import ArrayReader, DatabaseWriter, merge
 from ckptcore.digests import digest
-from ckptcore.errors import CallError, Damaged, DamageError, InvalidRecord, StoreFull, StoreUnavailable
+from ckptcore.errors import CallError, Damaged, DamageError, InvalidRecord, StoreFull, StoreUnavailable, UnsafeStore
 from ckptcore.geometry import Box, Grid
 from ckptcore.store import Storage, open_store
 from tests.ckptcore.databases import STATE, Database, same, write
@@ -388,3 +392,53 @@ def test_a_store_that_cannot_be_written_is_an_error_of_the_store(tmp_path: Path)
     writer.add(StoredArray("params.w", "int8", (2,), Grid.regular((2,), (2,))), {0: np.ones(2, np.int8)})
     with pytest.raises(StoreUnavailable, match=r"params\.w"):
         writer.finish()
+
+
+# Stores that give no answer, and directories that hold something else
+
+
+def test_no_answer_is_an_error_of_the_store_that_names_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = write(tmp_path, {"params.w": regular(noise((8,)), 8)})
+    monkeypatch.setattr(array_spec, "ANSWER_TIMEOUT", 0.01)
+    promises = []
+
+    def silent(*_: Any, **__: Any) -> ts.Future[Any]:
+        promise, future = ts.Promise.new()
+        promises.append(promise)  # while it lives, the future is pending
+        return future
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ts.KvStore, "open", silent)
+        with pytest.raises(StoreUnavailable, match=rf"merged root of {STATE}.*no answer within 0.01 s"):
+            written.read("params.w")
+        with pytest.raises(StoreUnavailable, match=f"database {STATE}"):
+            written.problems()
+        with pytest.raises(StoreUnavailable, match=f"database {PREFIX}"):
+            DatabaseWriter(written.store, PREFIX).add(written.arrays["params.w"], {})
+    assert len(promises) == 3
+
+
+def test_a_writer_that_fails_ends_its_threads(tmp_path: Path) -> None:
+    before = threading.active_count()
+    writer = DatabaseWriter(open_store(tmp_path), PREFIX)
+    assert threading.active_count() > before
+    with pytest.raises(CallError, match="was staged as"):
+        writer.add(StoredArray("params.w", "int8", (2,), Grid.regular((2,), (2,))), {0: np.ones(3, np.int8)})
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("place", [MANIFEST, "d/0123", "ranks/00000-00000000/d/0123"])
+@pytest.mark.parametrize("kind", ["fifo", "link"])
+def test_what_is_no_file_is_neither_followed_nor_waited_for(tmp_path: Path, kind: str, place: str) -> None:
+    written = write(tmp_path / "run", {"params.w": regular(noise((8,)), 8)})
+    path = tmp_path / "run" / STATE / place
+    path.parent.mkdir(exist_ok=True)
+    if path.exists():
+        path.rename(tmp_path / "elsewhere")
+    if kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(tmp_path / "elsewhere")
+    for use in (lambda: written.read("params.w"), written.problems, lambda: merge(written.store, STATE, written.prefixes)):
+        with pytest.raises(UnsafeStore, match=re.escape(f"{STATE}{place}")):
+            use()

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckptcore import ledger, names, records
+from ckptcore import coordinator, ledger, names, records
 from ckptcore.arrays import DatabaseWriter, StoredArray
 from ckptcore.components import PerRank
 from ckptcore.coordinator import Coordinator
@@ -19,6 +19,7 @@ from ckptcore.geometry import Grid
 from ckptcore.names import GenerationId
 from ckptcore.proof import Proven, Refuted
 from ckptcore.reader import Checkpoint
+from ckptcore.store import open_store
 from ckptcore.verify import verify
 from tests.ckptcore.failing import FaultyStore
 from tests.ckptcore.support import FakeClock, Job, contents, file_store, flip, manifest, state
@@ -196,6 +197,25 @@ def test_examining_writes_nothing(job: Job, place: Path) -> None:
     assert isinstance(job.coordinator().examine(generation), Proven)
     assert isinstance(job.coordinator().examine(GenerationId(1, 77, 1)), Refuted)
     assert contents(place) == before
+
+
+def test_a_manifest_that_no_reader_would_take_is_refused(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator, "MAX_UNCERTIFIED_BYTES", 20_000)
+    assert "give less metadata" in abort_of(job.save(10, metadata="x" * 20_000)).reason
+    assert job.save(20, metadata="x" * 10_000).committed
+
+
+def test_an_object_store_is_asked_little_about_a_file() -> None:
+    asked: list[str] = []
+    counting = FaultyStore(open_store("memory://run"), lambda operation, key: "/d/" in key and bool(asked.append(operation)))
+    job = Job(counting)
+    job.open()
+    generation = deliver(job, 0, 1)
+    asked.clear()
+    assert isinstance(job.coordinator().examine(generation), Proven)
+    files = [key for key in counting.inner.list(names.state_prefix(generation)) if "/d/" in key]
+    assert files
+    assert asked == ["get"] * 2 * len(files)
 
 
 def test_no_answer_about_a_file_decides_nothing(job: Job) -> None:

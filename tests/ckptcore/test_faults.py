@@ -18,7 +18,7 @@ import pytest
 
 from ckptcore import ledger, names, retention
 from ckptcore.coordinator import Coordinator
-from ckptcore.errors import CheckpointError, SaveAborted, SaveFailed, StoreFull, StoreUnavailable, Superseded
+from ckptcore.errors import CheckpointError, CommitUnknown, SaveAborted, SaveFailed, StoreFull, StoreUnavailable, Superseded
 from ckptcore.filestore import FileStore
 from ckptcore.history import History
 from ckptcore.incarnations import undecided
@@ -241,17 +241,21 @@ def test_the_store_fails_once_at_every_operation_of_a_save(place: Path, fault: s
         job.write(generation, 1)
         try:
             saving(job, faulty, generation, 0).run()
-            outcomes.add("committed")
-        except (SaveFailed, SaveAborted, StoreUnavailable, StoreFull) as error:
-            outcomes.add(type(error).__name__ if "injected" in f"{error} {error.__cause__}" else f"unclear: {error}")
+            outcome = "committed"
+        except (SaveFailed, SaveAborted, CommitUnknown) as error:
+            outcome = type(error).__name__ if "injected" in f"{error} {error.__cause__}" else f"unclear: {error}"
+        outcomes.add(outcome)
         job.latest = next(History.load(store).commits())
         assert job.save(30).committed
         check_commits(store)
         assert after_restart(store) == GenerationId(1, 30, 1)
+        decided = ledger.read(store, job.coordinator().run_id, generation)
+        assert decided is not None
+        assert outcome == "CommitUnknown" or decided.committed == (outcome == "committed")
 
     fail_everywhere(place / "template", FAULTS[fault], case)
     # Where the decision does not fit, its abort does: the fault is injected once.
-    undecided = "SaveAborted" if fault == "full" else type(FAULTS[fault]()).__name__
+    undecided = "SaveAborted" if fault == "full" else "CommitUnknown"
     assert outcomes == {"committed", "SaveFailed", undecided}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -15,7 +16,7 @@ import pytest
 import tensorstore as ts
 
 from ckptcore import retry
-from ckptcore.errors import StoreError, StoreFull, StoreUnavailable, UnsafeStore
+from ckptcore.errors import InvalidRecord, StoreError, StoreFull, StoreUnavailable, UnsafeStore
 from ckptcore.filestore import FileStore
 from ckptcore.store import Storage, open_store
 
@@ -330,6 +331,39 @@ def test_special_files_neither_hang_nor_read(files: FileStore) -> None:
     for call in (files.get, files.size):
         with pytest.raises(UnsafeStore, match="neither a file nor a directory"):
             call("ledger/pipe")
+
+
+def test_a_database_is_opened_only_where_everything_is_a_file(files: FileStore) -> None:
+    """TensorStore itself would follow links and wait for a FIFO."""
+    files.put_if_absent("state/d/0123", b"x")
+    assert files.kvstore("state/")["path"] == f"{files.root}/state/"
+    assert files.kvstore("absent/")["path"] == f"{files.root}/absent/"
+    os.mkfifo(f"{files.root}/state/d/.hidden")
+    with pytest.raises(UnsafeStore, match=r"state/d/\.hidden is neither a file nor a directory"):
+        files.kvstore("state/")
+
+
+def test_files_that_vanish_while_a_directory_is_looked_at_are_none(files: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a listing does not tell kinds (`d_type`), a temporary file that is gone looks like neither."""
+
+    class Gone:
+        path = f"{files.root}/state/gone"
+
+        def is_dir(self, **_: object) -> bool:
+            return False
+
+        is_file = is_dir
+
+    files.put_if_absent("state/a", b"x")
+    monkeypatch.setattr(os, "scandir", lambda _: contextlib.nullcontext([Gone()]))
+    assert files.kvstore("state/")["path"]
+
+
+def test_a_value_without_end_is_refused_by_a_put(files: FileStore) -> None:
+    files.put_if_absent("ledger/a", b"x")
+    os.truncate(f"{files.root}/ledger/a", 1 << 40)
+    with pytest.raises(InvalidRecord, match=r"ledger/a: more than"):
+        files.put_if_absent("ledger/a", b"y")
 
 
 def test_foreign_files_are_not_listed(files: FileStore) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ckptcore import guarantees, records
 from ckptcore.errors import CallError, GuaranteeError
-from ckptcore.guarantees import Approximate, accept, keepable, missing_for, prove, resolve
+from ckptcore.guarantees import Approximate, accept, keepable, missing_for, prove, resolve, version_differences
 from ckptcore.records import Level
 
 DIGEST = "blake3:" + "0" * 64
@@ -238,6 +238,16 @@ class TestKeepable:
         saved = prove(EXACT, {})
         level, reasons = keepable(saved, topology(), topology(), EXACT, EXACT, altered=["arrays are cast"])
         assert (level, reasons) == ("coverage", ["arrays are cast"])
+
+    def test_other_libraries_are_told_by_name_and_version(self) -> None:
+        saved = {"jax": "0.4.1", "jaxlib": "0.4.1", "numpy": "1.26", "optax": "0.2"}
+        now = {"jax": "0.10.2", "jaxlib": "0.4.1", "numpy": "2.0", "flax": "0.12"}
+        assert version_differences(saved, now, {"jax", "jaxlib", "flax", "optax", "haiku"}) == [
+            "flax absent then, 0.12 now",
+            "jax 0.4.1 then, 0.10.2 now",
+            "optax 0.2 then, absent now",
+        ]
+        assert version_differences(saved, saved, saved) == []
 
     def test_rng_left_out_keeps_coverage(self) -> None:
         assert kept(EXACT, without=("rng",)) == ("coverage", ["component 'rng' (rng) is left out"])

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from ckptcore.errors import DeadlineExceeded, SaveAborted
+from ckptcore import handle as handle_module
+from ckptcore.errors import CallError, DeadlineExceeded, SaveAborted
 from ckptcore.handle import SaveHandle
 from ckptcore.names import GenerationId
 from ckptcore.records import Manifest
@@ -90,7 +91,7 @@ def test_an_interrupted_wait_does_not_swallow_the_outcome(monkeypatch: pytest.Mo
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(handle._future, "result", interrupted)
+        patch.setattr("ckptcore.handle.wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
             handle.result()
     go.set()
@@ -105,3 +106,52 @@ def test_callbacks_are_called_whatever_the_outcome(run: Callable[[], Any]) -> No
     handle.wait()
     handle.add_done_callback(called.append)
     assert called == [handle, handle]
+
+
+def test_an_outcome_that_comes_at_the_deadline_is_the_outcome(committed: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wait has just ended in vain when the outcome arrives: it is a time-out or the outcome, never a bare `TimeoutError`."""
+    go = threading.Event()
+    waited = handle_module.wait
+
+    def run() -> Manifest:
+        go.wait()
+        return committed
+
+    handle = SaveHandle(GENERATION, run)
+
+    def just_missed(*arguments: Any) -> Any:
+        found = waited(*arguments)
+        go.set()
+        handle._thread.join()
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ckptcore.handle.wait", just_missed)
+        with pytest.raises(DeadlineExceeded):
+            handle.result(timeout=0.01)
+    assert handle.result(timeout=0.01) == committed
+
+
+@pytest.mark.parametrize("ask", [lambda handle: handle.wait(), lambda handle: handle.result(5), lambda handle: handle.result()])
+def test_a_forked_process_is_told_that_the_save_is_not_its_own(
+    committed: Manifest, monkeypatch: pytest.MonkeyPatch, ask: Callable[[SaveHandle], Any]
+) -> None:
+    """The thread that saves is not there: to wait for it would never end."""
+    handle = SaveHandle(GENERATION, lambda: committed)
+    assert handle.wait() is None
+    with monkeypatch.context() as patch:
+        patch.setattr("os.getpid", lambda: -1)
+        with pytest.raises(CallError, match=r"was forked off"):
+            ask(handle)
+    assert handle.result() == committed
+
+
+def test_errors_that_cause_each_other_end() -> None:
+    def run() -> Manifest:
+        one, other = ValueError("one"), ValueError("other")
+        one.__cause__, other.__cause__ = other, one
+        raise one
+
+    handle = SaveHandle(GENERATION, run)
+    with pytest.raises(ValueError, match="one"):
+        handle.result(timeout=30)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import ml_dtypes
@@ -135,6 +136,49 @@ def test_a_number_and_a_scalar_array_of_its_kind_stand_for_each_other(dtype: str
     assert differences([wants(kind="value", value=number, scalar=scalar)], [array(dtype=dtype, shape=(1,))])
     assert differences([wants(dtype=dtype, shape=(1,))], [value()], number)
     assert differences([wants(kind="value", value="text")], [array(dtype=dtype, shape=())])
+
+
+@pytest.mark.parametrize(
+    ("number", "dtype", "fits"),
+    [
+        (0.1, "float64", True),
+        (0.1, "float32", True),
+        (0.1, "float16", False),
+        (0.1, "bfloat16", False),
+        (0.5, "bfloat16", True),
+        (0.5, "float8_e4m3fn", True),
+        (-0.0, "float8_e4m3fnuz", False),
+        (-0.0, "bfloat16", True),
+        (1e300, "float64", True),
+        (1e300, "float32", False),
+        (1e-300, "float32", False),
+        (1e-40, "float32", True),
+        (1e5, "float16", False),
+        (math.inf, "float32", True),
+        (-math.inf, "bfloat16", True),
+        (math.inf, "float8_e4m3fn", False),
+        (math.nan, "bfloat16", True),
+        (math.nan, "float32", True),
+        (0.0, "float32", True),
+        (127, "int8", True),
+        (128, "int8", False),
+        (-1, "uint32", False),
+        (7, "int4", True),
+        (8, "int4", False),
+        (2**64, "int64", False),
+        (2**64 - 1, "uint64", True),
+        (True, "bool", True),
+    ],
+)
+def test_a_number_that_an_array_does_not_hold_is_a_difference(number: Any, dtype: str, fits: Any) -> None:
+    wanted = wants(dtype=dtype, shape=())
+    if fits:
+        assert pair([wanted], [value()], number).values
+    else:
+        (found,) = differences([wanted], [value()], number)
+        assert f"the target is an array of {dtype}[], which does not hold the checkpoint's {number!r}" in found
+    if isinstance(number, float):
+        assert pair([wanted], [value()], number, cast=dtype).values
 
 
 def test_random_keys_keep_their_implementation() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,17 @@ def test_long_bytes() -> None:
 def test_leaves_in_each_others_way_are_refused(paths: list[Path]) -> None:
     with pytest.raises(InvalidRecord, match="c"):
         nested.build(dict.fromkeys(paths, 1), where="c")
+
+
+@pytest.mark.parametrize("leaf", [0, np.zeros(1)], ids=["value", "array"])
+def test_endless_nesting_is_refused_by_name(leaf: Any) -> None:
+    cycle: dict[str, Any] = {"x": leaf}
+    cycle["again"] = [cycle]
+    for endless in (cycle, functools.reduce(lambda inner, _: {"again": inner}, range(2000), leaf)):
+        with pytest.raises(UnsupportedLeaf, match=r"c\['again'\].*…: nested deeper than 128 levels, or within itself"):
+            nested.split(endless, is_array, where="c")
+    deep = functools.reduce(lambda inner, _: {"again": inner}, range(nested.MAX_DEPTH), leaf)
+    assert nested.split(deep, is_array, where="c")
 
 
 @pytest.mark.parametrize("key", [True, 1.5, None, (1,)])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 import tensorstore as ts
 
-from ckptcore.errors import StoreUnavailable, UnsafeStore
+from ckptcore.errors import StoreError, StoreUnavailable, UnsafeStore
 from ckptcore.probe import probe
 from ckptcore.records import StoreFacts
 from ckptcore.store import Storage, Store, open_store
@@ -184,6 +185,52 @@ def test_no_answer_is_not_a_broken_rule() -> None:
 
     with pytest.raises(StoreUnavailable, match="503"):
         probe(Silent(), single_writer=False)
+
+
+@pytest.mark.parametrize("driver", ["file", "memory"])
+def test_a_job_that_may_not_delete_can_save_and_is_told(driver: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(*_: object) -> None:
+        raise StoreError("injected: storage.objects.delete is not granted")
+
+    store: Any = open_store(tmp_path if driver == "file" else "memory://a")
+    store.delete = store.delete_prefix = refuse
+    assert probe(store, single_writer=False).put_if_absent
+    assert "retention is impossible" in caplog.text
+    assert "storage.objects.delete is not granted" in caplog.text
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("503"), UnsafeStore("a link")])
+def test_other_trouble_with_deleting_stops_the_start(error: Exception) -> None:
+    class Broken(Dictionary):
+        def delete(self, key: str) -> None:
+            raise error
+
+    with pytest.raises(type(error)):
+        probe(Broken(), single_writer=False)
+
+
+def test_a_process_without_threads_is_told_and_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, started = threading.Thread.start, []
+
+    def limited(thread: threading.Thread) -> None:
+        if len(started) == 3:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    store = Dictionary()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", limited)
+        with pytest.raises(StoreUnavailable, match="may not start 6 threads"):
+            probe(store, single_writer=False)
+    assert store.values == {}
+
+
+def test_racers_that_do_not_start_together_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ckptcore.probe.START_TIMEOUT", 0.01)
+    monkeypatch.setattr("ckptcore.probe.Workers.map", lambda pool, call, items: [pool.submit(call, items[0]).result()])
+    with pytest.raises(StoreUnavailable, match="did not start within"):
+        probe(Dictionary(), single_writer=False)
 
 
 def test_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,10 @@ from ckptcore import names, records
 from ckptcore.components import PerRank, RankZero
 from ckptcore.digests import digest
 from ckptcore.errors import UnsupportedFormat
+from ckptcore.ledger import Decided
 from ckptcore.names import GenerationId
 from ckptcore.proof import Evidence, Proven, Refuted, prove, show_ranks
-from tests.ckptcore.support import Job, Sharded, file_store, state
+from tests.ckptcore.support import DERIVED, Job, Sharded, file_store, state
 
 GENERATION = GenerationId(1, 10, 1)
 OTHER = digest(b"something else")
@@ -295,6 +296,22 @@ def test_a_reference_without_its_source_is_refuted(case: tuple[str, Evidence]) -
     assert "component 'frozen' is declared unchanged" in reason(case, evidence)
     evidence = changed(case[1], 0, lead=lead | {"references": {"params": "000001-000000000005-1"}})
     assert "both written and declared unchanged" in reason(case, evidence)
+
+
+@pytest.mark.parametrize(("component", "size", "refuted"), [("rng", 3, True), ("rng", 2, False), ("data", 3, False)])
+def test_the_state_of_ranks_is_referred_to_by_as_many_ranks(place: Path, component: str, size: int, refuted: Any) -> None:
+    derived = DERIVED | {"data": "step", "rng": "step"}
+    source = prove(*_args(written(place / "before", size=size, derived=derived)))
+    assert isinstance(source, Proven)
+    commit = Decided(GENERATION, source.manifest, OTHER)
+    case = written(place, lambda *args: {key: part for key, part in state(*args).items() if key != component}, derived=derived)
+    lead = receipt(case[1], 0)["lead"] | {"references": {component: str(GENERATION)}}
+    evidence = dataclasses.replace(changed(case[1], 0, lead=lead), references={component: commit})
+    found = prove(case[0], GENERATION, evidence)
+    assert isinstance(found, Refuted) == refuted
+    if isinstance(found, Refuted):
+        assert "component 'rng' is declared unchanged" in found.reason
+        assert "holds that of 3 ranks, not of 2: save it again" in found.reason
 
 
 def test_a_topology_that_is_not_the_digested_one_is_refuted(case: tuple[str, Evidence]) -> None:

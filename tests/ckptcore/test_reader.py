@@ -106,6 +106,14 @@ def test_every_record_is_read_once(store: FileStore, decided: Decided) -> None:
     assert len(reads) == len(set(reads))
 
 
+def test_leaves_are_looked_up_once(store: FileStore, decided: Decided) -> None:
+    """A tied leaf asks for the whole table: for thousands of them that must not take the square."""
+    checkpoint = Checkpoint(store, decided)
+    assert checkpoint.leaves("params") is checkpoint.leaves("params")
+    assert checkpoint.leaves("rng", 1) is checkpoint.leaves("rng", 1)
+    assert checkpoint.leaves("rng", 1) is not checkpoint.leaves("rng", 0)
+
+
 def test_an_aborted_generation_holds_nothing(job: Job, store: FileStore) -> None:
     generation = job.next_generation(20)
     job.write(generation, 0)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ckptcore import ledger, names, notes
-from ckptcore.errors import CommitUnknown, SaveAborted, SaveFailed, StoreFull, StoreUnavailable, Superseded
+from ckptcore.errors import CommitUnknown, SaveAborted, SaveFailed, StoreError, StoreFull, StoreUnavailable, Superseded
 from ckptcore.events import Event
 from ckptcore.history import History
 from ckptcore.keep import Keep
@@ -196,6 +196,82 @@ def test_trouble_with_retention_does_not_undo_the_commit(job: Job) -> None:
     assert saved.committed
     assert events[-1].kind == "collection-failed"
     assert "no answer" in events[-1].message
+
+
+def silent_receipts(job: Job, generation: GenerationId, rank: int, **more: Any) -> FaultyStore:
+    """A store that gives no answer about the put of a rank's receipt."""
+    key = names.receipt_key(generation, rank)
+    return FaultyStore(job.store, lambda operation, at: operation == "put_if_absent" and at == key, **more)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["lost", "applied"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_receipt_without_an_answer_is_put_again(job: Job, rank: int, *, after: bool) -> None:
+    generation = job.next_generation(10)
+    store = silent_receipts(job, generation, rank, times=3, after=after)
+    job.write(generation, 1 - rank)
+    saved = saving(job, generation, rank, store)
+    if rank == 1:
+        clock = saved.clock
+        assert isinstance(clock, FakeClock)
+        clock.on_sleep = lambda: job.coordinator().conclude(generation) if store.inner.size(_receipt(generation)) else None
+    assert saved.run().committed
+    assert store.hits == 3
+
+
+def _receipt(generation: GenerationId) -> str:
+    return names.receipt_key(generation, 1)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["lost", "applied"])
+def test_who_never_learns_of_its_receipt_does_not_claim_that_the_save_failed(job: Job, *, after: bool) -> None:
+    generation = job.next_generation(10)
+    job.write(generation, 0)
+    saved = saving(job, generation, 1, silent_receipts(job, generation, 1, times=10**6, after=after))
+    with pytest.raises(CommitUnknown, match="it may still become a checkpoint"):
+        saved.run()
+    assert job.coordinator().conclude(generation).committed == after
+
+
+def test_a_receipt_that_the_store_refuses_to_confirm_may_be_there(job: Job) -> None:
+    generation = job.next_generation(10)
+    job.write(generation, 1)
+    refusing = silent_receipts(job, generation, 0, error=lambda: StoreError("injected: the credentials have expired"), after=True)
+    assert saving(job, generation, 0, refusing).run().committed
+    assert refusing.hits == 1
+
+
+def test_a_short_silence_while_rank_0_polls_is_waited_out(job: Job) -> None:
+    generation = job.next_generation(10)
+    polled = FaultyStore(job.store, lambda operation, key: operation == "children" and "/receipts" in key, times=3)
+    lead = when(saving(job, generation, 0, polled), lambda: job.write(generation, 1))
+    assert lead.run().committed
+    assert polled.hits == 3
+    assert lead.clock.monotonic() < 1
+
+
+def test_a_silence_up_to_the_deadline_is_unknown_and_the_next_save_settles_it(job: Job) -> None:
+    first = job.next_generation(10)
+    job.write(first, 1)
+    silent = FaultyStore(job.store, lambda operation, key: operation == "children" and "/receipts" in key, times=10**6)
+    with pytest.raises(CommitUnknown, match="the store did not answer: injected") as caught:
+        saving(job, first, 0, silent).run()
+    assert isinstance(caught.value.__cause__, StoreUnavailable)
+    assert ledger.read(job.store, job.coordinator().run_id, first) is None
+    second = job.next_generation(20)
+    job.write(second, 1)
+    assert saving(job, second, 0).run().committed
+    assert check_commits(job.store) == [second, first]
+
+
+def test_what_stays_undecided_does_not_stop_the_next_save(job: Job) -> None:
+    first = job.next_generation(10)
+    job.write(first, 0)
+    second = job.next_generation(20)
+    job.write(second, 1)
+    unreadable = FaultyStore(job.store, lambda _, key: f"{first}/receipts" in key, times=10**6)
+    assert saving(job, second, 0, unreadable).run().committed
+    assert ledger.read(job.store, job.coordinator().run_id, first) is None
 
 
 def test_the_events_of_a_save(job: Job) -> None:

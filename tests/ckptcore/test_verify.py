@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from ckptcore.history import read_run
 from ckptcore.ledger import Decided
 from ckptcore.names import GenerationId
 from ckptcore.reader import Checkpoint
+from ckptcore.store import open_store
 from ckptcore.verify import check_whole, record, verify
 from tests.ckptcore.failing import FaultyStore
 from tests.ckptcore.support import Job, file_store, flip, restored_step, state
@@ -138,6 +140,29 @@ def test_a_whole_generation_of_another_run_is_not_taken_for_ours(store: FileStor
 def test_a_store_that_does_not_answer_is_no_damage(store: FileStore, decided: Decided) -> None:
     with pytest.raises(StoreUnavailable):
         verify(Checkpoint(FaultyStore(store, lambda operation, _: operation == "size"), decided))
+
+
+def test_an_object_store_is_asked_little_and_many_things_at_a_time() -> None:
+    """About every rank: its receipt, and two bytes of each file. All ranks are asked about before the first has answered."""
+    together = threading.Barrier(3)
+    asked: list[str] = []
+
+    def seen(operation: str, key: str) -> bool:
+        asked.append(f"{operation} {key}")
+        if operation == "get" and "/receipts" in key and len([line for line in asked if key in line]) == 1:
+            together.wait(30)
+        return False
+
+    store = FaultyStore(open_store("memory://run"), lambda *_: False)
+    job = Job(store, 3)
+    job.open()
+    decided = job.save(10)
+    store.matches = seen
+    assert verify(Checkpoint(store, decided)).ok
+    assert {line.split()[0] for line in asked} == {"get"}
+    assert len([line for line in asked if "/state/ranks/" in line]) == 2 * len(
+        [key for key in store.inner.list(names.state_prefix(decided.generation)) if "/ranks/" in key]
+    )
 
 
 def test_a_record_of_a_newer_format_is_no_damage(store: FileStore, decided: Decided) -> None:

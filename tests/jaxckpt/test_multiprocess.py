@@ -370,7 +370,7 @@ with checkpointer(ARGS[0]) as saver:
         saver.restore(like=like)
     except StructureMismatch as error:
         print("refused:", str(error).replace(chr(10), " "))
-    restored = saver.restore(like=like, missing="keep")
+    restored = saver.restore(like=like, missing="keep", accept_guarantee="coverage")
     print("then:", restored.step, restored.components["own"].value)
 """
 )

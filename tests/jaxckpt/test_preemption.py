@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -86,6 +88,62 @@ def test_the_handler_from_before_comes_back() -> None:
         assert seen == [signal.SIGTERM]
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def ask() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.fixture
+def seen() -> Iterator[list[int]]:
+    """The signals that the program's own handler gets: it is there before every watch."""
+    found: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: found.append(number))
+    yield found
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_watches_close_in_any_order(seen: list[int], order: tuple[int, ...]) -> None:
+    watches = [Preemption() for _ in range(3)]
+    for closed in order:
+        watches[closed].close()
+    ask()
+    assert seen == [signal.SIGTERM]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_every_watch_is_told_and_its_closing_lets_no_second_signal_pass(seen: list[int], order: tuple[int, ...]) -> None:
+    watches = [Preemption() for _ in range(3)]
+    ask()
+    assert all(watch.reached(1) for watch in watches)
+    for closed in order[:-1]:
+        watches[closed].close()
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    watches[order[-1]].close()
+    ask()
+    assert seen == [signal.SIGTERM]
+
+
+@pytest.mark.parametrize("closed", [0, 1, 2])
+def test_a_closed_watch_leaves_the_others_watching(seen: list[int], closed: int) -> None:
+    watches = [Preemption() for _ in range(3)]
+    watches.pop(closed).close()
+    ask()
+    assert all(watch.reached(1) for watch in watches)
+    for watch in watches:
+        watch.close()
+    ask()
+    assert seen == [signal.SIGTERM]
+
+
+def test_a_handler_that_the_program_set_later_stays(seen: list[int]) -> None:
+    watch = Preemption()
+    later: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: later.append(number))
+    watch.close()
+    ask()
+    assert (seen, later) == ([], [signal.SIGTERM])
 
 
 def test_only_the_main_thread_can_watch() -> None:

@@ -62,7 +62,7 @@ def test_all_ranks_save_one_step_and_leave(size: int, tmp_path: Path) -> None:
         statuses = [rank.wait() for rank in job.ranks]
         shown = [rank.output for rank in job.ranks]
     assert statuses == [143] * size, shown
-    assert stopped_at(tmp_path / "run") > 5
+    assert stopped_at(tmp_path / "run") >= 5
 
 
 @pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow)])

@@ -48,8 +48,10 @@ def test_all_differences_at_once(run: Path) -> None:
         "layers": [np.float32(0)],
     }
     assert sorted(differences(run, like)) == [
-        "params['encoder']['b']: dtype bfloat16 in the checkpoint, float32 in the target"
-        " (restore(cast=…) casts floating-point arrays)",
+        (
+            "params['encoder']['b']: dtype bfloat16 in the checkpoint, float32 in the target"
+            " (restore(cast=…) casts floating-point arrays)"
+        ),
         "params['encoder']['bias']: not in the checkpoint",
         "params['encoder']['w']: shape [2, 3] in the checkpoint, [3, 2] in the target",
         (

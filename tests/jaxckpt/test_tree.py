@@ -155,6 +155,31 @@ def test_other_dict_keys_are_refused_by_name(key: Any) -> None:
         tree.flatten("c", {"a": {key: 1}})
 
 
+def test_a_dict_that_jax_cannot_sort_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedLeaf, match=r"c\['a'\]\[1\]: JAX cannot flatten this dict .*all text or all int"):
+        tree.flatten("c", {"a": [0, {1: 1, "x": 2}]})
+
+
+def within_itself() -> Any:
+    cycle: list[Any] = [1]
+    cycle.append({"again": cycle})
+    return cycle
+
+
+def deep(levels: int, leaf: Any = 0) -> Any:
+    for _ in range(levels):
+        leaf = {"a": leaf}
+    return leaf
+
+
+@pytest.mark.parametrize("endless", [within_itself(), deep(2000)], ids=["cycle", "deep"])
+def test_endless_nesting_is_refused_by_name(endless: Any) -> None:
+    with pytest.raises(UnsupportedLeaf, match=r"c\['x'\]\[.*…: nested deeper than 128 levels, or within itself"):
+        tree.flatten("c", {"x": endless})
+    assert len(tree.flatten("c", deep(128)).leaves) == 1
+    assert rebuilt(deep(128)) == deep(128)
+
+
 @pytest.mark.parametrize(
     ("leaf", "match"),
     [

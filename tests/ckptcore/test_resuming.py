@@ -1,0 +1,143 @@
+"""What a restore can keep is judged for all ranks, from what really happens to each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckptcore.channel import Channel, LocalChannel
+from ckptcore.checkpointer import Checkpointer, Restored
+from ckptcore.components import PerRank
+from ckptcore.errors import CallError, GuaranteeError
+from tests.ckptcore.support import DERIVED, HostBackend, checkpointer, on_ranks, run_ranks, same, state
+
+OWN_CURSORS = DERIVED | {"rng": "step"}
+
+
+def own_cursor(step: int, rank: int, size: int) -> dict[str, Any]:
+    """A state with a cursor for each rank."""
+    rest = {name: part for name, part in state(step, rank, size).items() if name != "rng"}
+    return rest | {"data": PerRank({"position": 100 * step + rank})}
+
+
+@pytest.fixture
+def run(place: Path) -> Path:
+    """A run of two ranks with cursors of their own."""
+
+    def train(link: Channel) -> None:
+        with checkpointer(place, link, derived=OWN_CURSORS) as ckpt:
+            assert ckpt.save(10, own_cursor(10, link.rank, 2)).result().guarantee.level == "exact"
+
+    on_ranks(2, train)
+    return place
+
+
+def restore(run: Path, size: int, **options: Any) -> Callable[[Channel], Restored]:
+    def body(link: Channel) -> Restored:
+        with checkpointer(run, link, derived=OWN_CURSORS) as ckpt:
+            return ckpt.restore(like=own_cursor(0, link.rank, size), **options)
+
+    return body
+
+
+@pytest.mark.parametrize(
+    ("size", "remap", "problem"),
+    [
+        (2, {0: 0}, "it has no entry for rank 1 of 2"),
+        (2, {}, "it has no entry for ranks 0, 1 of 2"),
+        (3, {0: 0, 1: 1}, "it has no entry for rank 2 of 3"),
+        (2, {0: 0, 1: 2}, "the checkpoint, of 2 ranks, has no rank 2"),
+        (2, {0: -1, 1: None}, "has no rank -1, None"),
+        (1, {0: 0, 1: 1}, "this job has no rank 1"),
+        (2, [0, 1], "expected a mapping"),
+    ],
+)
+def test_a_remap_gives_every_rank_an_old_one(run: Path, size: int, remap: Any, problem: str) -> None:
+    for outcome in run_ranks(size, restore(run, size, accept_guarantee="replay", remap=remap)):
+        assert isinstance(outcome, CallError)
+        assert problem in str(outcome)
+
+
+def test_a_whole_remap_is_taken_on_every_rank(run: Path) -> None:
+    found = on_ranks(3, restore(run, 3, accept_guarantee="replay", remap={0: 1, 1: 0, 2: 1}))
+    assert [restored.guarantee for restored in found] == ["replay"] * 3
+    assert [restored.components["data"].value["position"] for restored in found] == [1001, 1000, 1001]
+
+
+def test_after_ranks_took_one_anothers_state_it_is_saved_again_before_it_is_unchanged(run: Path) -> None:
+    def body(link: Channel) -> int:
+        with checkpointer(run, link, derived=OWN_CURSORS) as ckpt:
+            found = ckpt.restore(like=own_cursor(0, link.rank, 2), accept_guarantee="replay", remap={0: 1, 1: 0})
+            whole = dict(found.components)
+            rest = {name: part for name, part in whole.items() if name != "data"}
+            with pytest.raises(CallError, match="the ranks took one another's copy of it; save it again"):
+                ckpt.save(11, rest, unchanged=["data"])
+            ckpt.save(12, whole).result()
+            ckpt.save(13, rest, unchanged=["data"]).result()
+            return found.components["data"].value["position"]
+
+    assert on_ranks(2, body) == [1001, 1000]
+    again = on_ranks(2, restore(run, 2))
+    assert [restored.components["data"].value["position"] for restored in again] == [1001, 1000]
+
+
+def test_what_is_accepted_is_a_guarantee(run: Path) -> None:
+    with checkpointer(run) as ckpt, pytest.raises(CallError, match="guarantee 'best' is not one of"):
+        ckpt.restore(like=state(0), accept_guarantee="best")  # pyright: ignore[reportArgumentType]
+
+
+def test_renamed_state_of_ranks_is_restored_by_its_own_rank(run: Path) -> None:
+    def renamed(link: Channel) -> Restored:
+        like = own_cursor(0, link.rank, 2)
+        like["loader"] = like.pop("data")
+        with checkpointer(run, link) as ckpt:
+            return ckpt.restore(like=like, rename={"loader": "data"})
+
+    found = on_ranks(2, renamed)
+    assert [restored.guarantee for restored in found] == ["exact"] * 2
+    assert [restored.components["loader"].value["position"] for restored in found] == [1000, 1001]
+
+
+def test_state_of_ranks_that_are_gone_is_left_out_by_the_checkpoint_s_names(place: Path) -> None:
+    """The target may have a component of all ranks under its name, and the other way round."""
+
+    def train(link: Channel) -> None:
+        with checkpointer(place, link) as ckpt:
+            ckpt.save(10, state(10, link.rank, 2))
+
+    on_ranks(2, train)
+    like = state(0)
+    like["rng"], like["noise"] = like.pop("params"), like.pop("rng")
+    with checkpointer(place) as ckpt:
+        found = ckpt.restore(like=like, rename={"rng": "params", "noise": "rng"}, accept_guarantee="coverage")
+    assert same(found.components["rng"], state(10)["params"])
+    assert same(found.components["noise"], state(0)["rng"])
+
+
+def test_renamed_parts_count_for_the_component_that_they_come_from(place: Path) -> None:
+    with checkpointer(place) as ckpt:
+        ckpt.save(10, state(10) | {"ema": {"w": np.full(4, 10.0)}})
+    like = {name: part for name, part in state(0).items() if name != "ema"}
+    like["params"]["ema"] = np.zeros(4)
+    with checkpointer(place) as ckpt:
+        restored = ckpt.restore(like=like, rename={"params.ema": "ema.w"})
+    assert restored.guarantee == "exact"
+    assert restored.components["params"]["ema"].tolist() == [10.0] * 4
+
+
+def test_other_libraries_are_not_exact(place: Path) -> None:
+    def of(version: str) -> Checkpointer:
+        return Checkpointer(place, backend=HostBackend(LocalChannel(), numpy=version), derived=DERIVED)
+
+    with of("1.26") as ckpt:
+        ckpt.save(10, state(10))
+    with of("1.26") as ckpt:
+        assert ckpt.restore(like=state(0)).guarantee == "exact"
+    with of("2.0") as ckpt:
+        with pytest.raises(GuaranteeError, match=r"(?s)can keep 'coverage' only.*numpy 1\.26 then, 2\.0 now"):
+            ckpt.restore(like=state(0))
+        assert ckpt.restore(like=state(0), accept_guarantee="coverage").guarantee == "coverage"
