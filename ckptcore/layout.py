@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from ckptcore import geometry, names, records
+from ckptcore import dtypes, geometry, names, records
 from ckptcore.canonical import MAX_INT
 from ckptcore.errors import CallError, UnsupportedLeaf
 from ckptcore.geometry import Box, Claimable, Grid
@@ -90,13 +90,19 @@ class Plan:
 
     `grids` has every stored array by layout name. `own` maps a layout name to the rank's
     cells, rising; an empty tuple means that this rank writes the metadata of an array without
-    chunks. Arrays of which it writes nothing are left out. `own_bytes` are stored bytes.
+    chunks. Arrays of which it writes nothing are left out.
     """
 
     layout: records.Layout
     grids: Mapping[str, Grid]
     own: Mapping[str, tuple[int, ...]]
-    own_bytes: int
+
+    @property
+    def own_bytes(self) -> int:
+        """Stored bytes of the chunks that this rank writes."""
+        leaves = (leaf for table in self.layout.components.values() for leaf in table.leaves)
+        sizes = {leaf.name: dtypes.itemsize(leaf.stored_dtype) for leaf in leaves if isinstance(leaf, records.ArrayLeaf)}
+        return sum(self.grids[name].cell(cell).size * sizes[name] for name, cells in self.own.items() for cell in cells)
 
 
 def make_plan(
@@ -121,7 +127,7 @@ def make_plan(
     grids = {array.name: cut.grid(array, per_rank=array.component in per_rank) for array in stored}
     own = {array.name: tuple(range(grids[array.name].size)) for array in stored if array.component in per_rank}
     own |= _own_shared([array for array in stored if array.component not in per_rank], cut, rank)
-    return Plan(_layout(components, arrays, values, grids), grids, own, _bytes(stored, grids, own))
+    return Plan(_layout(components, arrays, values, grids), grids, own)
 
 
 def grid_of(leaf: records.ArrayLeaf) -> Grid:
@@ -286,10 +292,6 @@ def _array_leaf(array: ArrayFacts, grid: Grid | None) -> records.ArrayLeaf:
         memory_kind=array.memory_kind,
         sharding=array.sharding,
     )
-
-
-def _bytes(arrays: Iterable[ArrayFacts], grids: Mapping[str, Grid], own: Mapping[str, tuple[int, ...]]) -> int:
-    return sum(grids[array.name].cell(cell).size * array.itemsize for array in arrays for cell in own.get(array.name, ()))
 
 
 def _show(leaf: ArrayFacts | ValueFacts) -> str:

@@ -243,6 +243,7 @@ def _rewrapped(like: Any, value: Any) -> Any:
     return type(like)(value) if isinstance(like, parts.PerRank | parts.RankZero) else value
 
 
+@cache
 def _version(name: str) -> str | None:
     try:
         return metadata.version(name)

@@ -49,7 +49,8 @@ def sharded_arrays(draw: st.DrawFn, ranks: int, index: int) -> ArrayFacts:
         shards[Box(tuple(a for a, _ in bounds), tuple(b for _, b in bounds))] = draw(holders)
     if draw(st.booleans()) or not shards:  # a replica beside the shards, as of data-parallel groups with other meshes
         shards[Box.whole(shape)] = draw(holders)
-    return array((("key", f"a{index}"),), shape, shards=shards, itemsize=draw(st.sampled_from([1, 2, 4])))
+    dtype, itemsize = draw(st.sampled_from([("int8", 1), ("float16", 2), ("float32", 4)]))
+    return array((("key", f"a{index}"),), shape, shards=shards, dtype=dtype, itemsize=itemsize)
 
 
 @st.composite
