@@ -115,6 +115,7 @@ class Checkpointer:
         self._cadence = Cadence(interval, self._channel, self._clock)
         self._watch = watch() if watch is not None and on_preemption == "save" else None
         self._preempted = self._closed = self._remapped = False
+        self._untidy = True
         self._session: Session | None = None
         self._handle: SaveHandle | None = None
         self._latest: Decided | None = None
@@ -268,6 +269,7 @@ class Checkpointer:
             timeout=self._timeout,
             keep=self._keep,
             metrics=told,
+            tidy=self._untidy,
             clock=self._clock,
             on_event=self._on_event,
         )
@@ -358,11 +360,14 @@ class Checkpointer:
 
     def _begin(self, session: Session, base: Decided | None) -> None:
         self._session, self._latest, self._attempts, self._remapped = session, base, {}, False
+        self._untidy = True  # what the incarnations before have left is not collected yet
         self._last_step = base.generation.step if base else 0
         self._cadence.begin(self._last_step)
 
     def _finish(self, saving: Saving) -> Manifest:
+        self._untidy = True  # unless all goes well
         decided = saving.run()
+        self._untidy = False
         manifest = manifest_of(decided)
         if manifest.guarantee.level != "weights":
             self._latest, self._remapped = decided, False
@@ -380,6 +385,7 @@ class Checkpointer:
         try:
             return snapshot.take(self._backend, identity, order, chunk_bytes=self._chunk_bytes, limit=self._limit)
         except Exception as error:
+            self._untidy = True
             if identity.participants > 1:
                 coordinator = Coordinator(self._store, session.run_id, generation.incarnation, self._clock, self._on_event)
                 give_up(coordinator, identity, error)

@@ -192,7 +192,7 @@ class Coordinator:
             if receipt.database is not None:
                 prefix = names.database_prefix(proven.generation, receipt.rank, receipt.database)
                 wanted.extend((prefix + file.path, file.size, file.digest) for file in receipt.files)
-        with Workers(THREADS, "proof") as pool:
+        with Workers(min(THREADS, len(wanted)), "proof") as pool:
             return [problem for problem in pool.map(self._file_problem, wanted) if problem]
 
     def _file_problem(self, wanted: tuple[str, int, str | None]) -> str | None:

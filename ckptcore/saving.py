@@ -38,13 +38,18 @@ GRACE = DECISION_TIMEOUT + 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Saving:
-    """One save on one rank, ready to run in the background."""
+    """One save on one rank, ready to run in the background.
+
+    `tidy`: look for what earlier saves or incarnations left behind. It costs a listing of all generations, so it is
+    left out while nothing has gone wrong.
+    """
 
     store: Store
     shard: Shard
     timeout: float
     keep: Keep | None
     metrics: Mapping[str, float] | None
+    tidy: bool = True
     clock: Clock = field(default_factory=Clock)
     on_event: Listener | None = None
 
@@ -85,7 +90,8 @@ class Saving:
     def _commit(self, coordinator: Coordinator) -> Decided:
         identity = self.shard.identity
         try:
-            self._conclude_older(coordinator)
+            if self.tidy:
+                self._conclude_older(coordinator)
             return coordinator.commit(identity.generation, identity.participants, timeout=self.timeout)
         except StoreFull as error:
             # An abort is small, and may find room where the index did not: then nobody waits for a decision.
@@ -140,7 +146,8 @@ class Saving:
             if self.metrics:
                 notes.annotate(self.store, decided.record.run_id, decided.generation, clock=self.clock, metrics=self.metrics)
             # Without a policy nothing is retired, but what aborted saves left is garbage all the same.
-            Collector(self.store, decided.generation.incarnation, self.clock, self.on_event).collect(self.keep)
+            if self.tidy or self.keep is not None:
+                Collector(self.store, decided.generation.incarnation, self.clock, self.on_event).collect(self.keep)
         except Exception as error:  # noqa: BLE001 -- whatever it is, the save is committed
             self._tell("collection-failed", f"{type(error).__name__}: {error}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from ckptcore import writer
 from ckptcore.channel import Channel
 from ckptcore.errors import CallError, CheckpointError, SaveAborted, SaveFailed
 from ckptcore.handle import SaveHandle
+from ckptcore.retention import Collector
 from ckptcore.run import open_run
 from ckptcore.schedule import Every
 from tests.ckptcore.support import checkpointer, on_ranks, state
@@ -89,3 +91,31 @@ def test_a_closed_checkpointer_claims_nothing(place: Path) -> None:
     with pytest.raises(CallError, match="closed"):
         ckpt.restore(like=state(0))
     assert len(list((place / "incarnations").iterdir())) == 1
+
+
+def test_garbage_is_looked_for_only_where_there_may_be_some(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the first save of an incarnation, and after a failure: it takes a listing of everything that is stored."""
+    collected: list[int] = []
+    collect = Collector.collect
+
+    def count(collector: Collector, keep: Any) -> Any:
+        collected.append(step)
+        return collect(collector, keep)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("the disk is on fire")
+
+    monkeypatch.setattr(Collector, "collect", count)
+    with checkpointer(place) as ckpt:
+        for step in (10, 20, 30):
+            ckpt.save(step, state(step)).result()
+        with monkeypatch.context() as patch:
+            patch.setattr(writer, "write", fail)
+            with pytest.raises(SaveFailed):
+                ckpt.save(40, state(40)).result()
+        left = place / "generations" / "000001-000000000040-1"
+        assert left.exists()
+        for step in (50, 60):
+            ckpt.save(step, state(step)).result()
+        assert not left.exists()
+    assert collected == [10, 50]
