@@ -25,7 +25,7 @@ from ckptcore.guarantees import Derived
 from ckptcore.handle import SaveHandle
 from ckptcore.history import read_run
 from ckptcore.keep import Keep
-from ckptcore.ledger import Decided, manifest_of
+from ckptcore.ledger import Decided, manifest_of, metadata_of
 from ckptcore.match import Rename, Rules, cast_name
 from ckptcore.names import GenerationId, Named, named_generation
 from ckptcore.preemption import Preemption
@@ -51,6 +51,11 @@ class Restored:
     guarantee: Level | None = None
     reason: str | None = None
     manifest: Manifest | None = None
+
+    @property
+    def metadata(self) -> Any:
+        """What the save was given as `metadata`; None for a fresh start."""
+        return None if self.manifest is None else metadata_of(self.manifest)
 
     def __repr__(self) -> str:
         generation = None if self.generation is None else str(self.generation)

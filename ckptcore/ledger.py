@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from ckptcore import names, records
+from ckptcore import names, records, values
 from ckptcore.clock import Clock
 from ckptcore.digests import digest
 from ckptcore.errors import CommitUnknown, DamageError, NotFound, ProtocolViolation, StoreUnavailable
@@ -133,6 +134,11 @@ def insist(store: Store, key: str, data: bytes, *, clock: Clock, timeout: float)
     raise CommitUnknown(
         f"the store gave no answer about {key} for {timeout:g} s; it may have committed. Ask again later."
     ) from failure
+
+
+def metadata_of(manifest: records.Manifest) -> Any:
+    """What `save(metadata=…)` was given. Raises `InvalidRecord` when the manifest holds anything else."""
+    return None if manifest.metadata is None else values.decode(manifest.metadata, where="metadata")
 
 
 def manifest_of(decided: Decided) -> records.Manifest:

@@ -17,7 +17,7 @@ from ckptcore.digests import check, value_digest
 from ckptcore.errors import Damaged, DamageError, InvalidRecord, NotFound, Retired
 from ckptcore.geometry import Box
 from ckptcore.layout import grid_of
-from ckptcore.ledger import Decided, manifest_of
+from ckptcore.ledger import Decided, manifest_of, metadata_of
 from ckptcore.names import GenerationId
 from ckptcore.records import ArrayLeaf, Descriptor, Manifest, ValueLeaf
 from ckptcore.store import Store
@@ -83,6 +83,11 @@ class Checkpoint:
     def manifest(self) -> Manifest:
         """Its manifest. Raises `NotFound` for an aborted generation."""
         return manifest_of(self.decided)
+
+    @property
+    def metadata(self) -> Any:
+        """What `save(metadata=…)` was given."""
+        return metadata_of(self.manifest)
 
     @cached_property
     def roster(self) -> records.Roster:

@@ -314,3 +314,12 @@ def test_a_preemption_can_be_ignored(place: Path) -> None:
         assert not ckpt.should_save(3)
     with pytest.raises(CallError, match="on_preemption"):
         checkpointer(place, on_preemption="panic")
+
+
+def test_metadata_comes_back_as_it_was_given(place: Path) -> None:
+    given = {"lr": 0.1, "note": "é", "shape": (1, 2), "none": None}
+    with checkpointer(place) as ckpt:
+        assert ckpt.restore_or_init(lambda: state(0), like=state(0)).metadata is None
+        ckpt.save(10, state(10), metadata=given).result()
+    with checkpointer(place) as ckpt:
+        assert ckpt.restore_or_init(must_not_init, like=state(0)).metadata == given
