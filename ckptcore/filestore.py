@@ -177,6 +177,8 @@ class FileStore:
         try:
             self._write(temporary, data)
             stored = data if self._link(temporary, path) else _found(key, path, len(data))
+            if stored is None and os.path.isdir(path):
+                raise UnsafeStore(f"{path} is a directory, where a run has a file; remove it")
             if stored is None:
                 raise StoreUnavailable(f"{key} was deleted while it was being written")
             self._sync_up(directory)

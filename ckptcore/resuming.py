@@ -166,6 +166,17 @@ class Resumer:
             )
         return guarantees.accept(level, manifest.guarantee, request.accept, reasons=reasons)
 
+    def _refuse_early(self, head: Decided, target: Target | None, request: Request | None) -> None:
+        """Refuse a restore that cannot be kept before the claim, which would stop a job that is running."""
+        try:
+            self._keepable(head, target, request)
+        except CallError:
+            try:
+                check_whole(Checkpoint(self.store, head))
+            except DamageError:
+                return  # what was refused is not what was saved: the opening falls back
+            raise
+
     def _claim(
         self, request: Request | None, target: Target | None, left: tuple[GenerationId, CheckpointError] | None = None
     ) -> Incarnation:
@@ -176,7 +187,7 @@ class Resumer:
         run = opening.identify(forks.source(self.start_from, self.store, self.storage, self.clock))
         head = History.load(self.store).head() if step is None and left is None else None
         if head is not None:
-            self._keepable(head, target, request)  # refuse before the claim, which would stop a job that is running
+            self._refuse_early(head, target, request)
         if left is not None:
             notes.write(self.store, run.run_id, left[0], "damaged", clock=self.clock, text=records.clip(str(left[1])))
         incarnation = opening.open(

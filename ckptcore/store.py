@@ -142,8 +142,8 @@ def open_store(url: str | os.PathLike[str], storage: Storage | None = None) -> S
 
 
 def _file_store(path: str, storage: Storage) -> FileStore:
-    if "\0" in path or not path:
-        raise CallError(f"{path!r} is not a path")
+    if "\0" in path or not path or any("\ud800" <= character <= "\udfff" for character in path):
+        raise CallError(f"{path!r} is not a path of UTF-8 text, as TensorStore needs it")
     root = os.path.abspath(path)  # noqa: PTH100 - symbolic links above the root stay as they are
     if root == os.path.dirname(root):  # noqa: PTH120
         raise CallError("a run cannot lie at the root of the file system: name a directory")

@@ -385,3 +385,10 @@ def test_file_in_the_place_of_a_directory(files: FileStore) -> None:
     assert files.get("d") is None
     files.delete("d")
     assert files.get("d/e") == b"x"
+
+
+def test_a_directory_in_the_place_of_a_file_is_named_at_once(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "run")
+    (tmp_path / "run" / "ledger" / "x.json").mkdir(parents=True)
+    with pytest.raises(UnsafeStore, match=r"ledger/x\.json is a directory"):
+        store.put_if_absent("ledger/x.json", b"1")

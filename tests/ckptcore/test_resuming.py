@@ -141,3 +141,24 @@ def test_other_libraries_are_not_exact(place: Path) -> None:
         with pytest.raises(GuaranteeError, match=r"(?s)can keep 'coverage' only.*numpy 1\.26 then, 2\.0 now"):
             ckpt.restore(like=state(0))
         assert ckpt.restore(like=state(0), accept_guarantee="coverage").guarantee == "coverage"
+
+
+@pytest.mark.parametrize(
+    ("saved", "altered"),
+    [(b'"params":{', b'"qarams":{'), (b'"participants":2', b'"participants":3'), (b'"platform":"cpu"', b'"platform":"cpw"')],
+)
+def test_an_altered_manifest_is_damage_and_not_a_call_to_refuse(run: Path, saved: bytes, altered: bytes) -> None:
+    """What nobody certifies yet must not decide that the caller is wrong: all ranks fall back."""
+
+    def second(link: Channel) -> None:
+        with checkpointer(run, link, derived=OWN_CURSORS) as ckpt:
+            ckpt.restore(like=own_cursor(0, link.rank, 2))
+            ckpt.save(20, own_cursor(20, link.rank, 2)).result()
+
+    on_ranks(2, second)
+    manifest = run / "ledger" / "000002-000000000020-1.json"
+    data = manifest.read_bytes()
+    assert data.count(saved) >= 1
+    manifest.write_bytes(data.replace(saved, altered, 1))
+    found = on_ranks(2, restore(run, 2))
+    assert [(restored.step, restored.guarantee) for restored in found] == [(10, "exact")] * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -333,3 +334,9 @@ def test_retry_does_not_outlast_its_time(monkeypatch: pytest.MonkeyPatch) -> Non
 
     with pytest.raises(StoreUnavailable, match=r"failed 1 time\(s\)"):
         retry.retry(call, what="put k", timeout=60)
+
+
+@pytest.mark.parametrize("path", ["", "a\0b", b"/tmp/\xff"])
+def test_what_is_no_path_is_refused_at_once(path: str | bytes) -> None:
+    with pytest.raises(CallError, match="is not a path"):
+        open_store(path if isinstance(path, str) else os.fsdecode(path))
