@@ -148,6 +148,7 @@ class _Cutter:
         self._held: dict[tuple[object, ...], list[tuple[int, int, tuple[int, ...]]]] = {}
 
     def grid(self, array: ArrayFacts, *, per_rank: bool) -> Grid:
+        """The chunk grid of an array. Raises `UnsupportedLeaf` unless its shards fit its component's scope."""
         if per_rank == bool(array.shards):
             raise UnsupportedLeaf(
                 f"{_show(array)}: an array over several ranks cannot be stored per rank; save it in a component of its own"

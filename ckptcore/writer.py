@@ -83,6 +83,7 @@ class _Writer:
         self.nonce = secrets.token_hex(8)
 
     def run(self) -> Receipt:
+        """Arrays, values and layout first, then the receipt: it vouches for what is durable by then."""
         started = self.clock.monotonic()
         chunks, files = self._write_arrays()
         components = self._components(chunks)

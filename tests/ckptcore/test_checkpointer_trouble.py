@@ -6,7 +6,6 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -41,23 +40,7 @@ from tests.ckptcore.support import (
     state,
     weights,
 )
-
-
-def must_not_init() -> dict[str, Any]:
-    raise AssertionError("init was called though there is something to restore")
-
-
-def train(url: Path, steps: list[int], size: int = 2, **options: Any) -> list[Restored]:
-    """A job that resumes, saves at `steps` and ends; what each rank restored."""
-
-    def run(link: Channel) -> Restored:
-        with checkpointer(url, link, **options) as ckpt:
-            restored = ckpt.restore_or_init(lambda: state(0, link.rank, size), like=state(0, link.rank, size))
-            for step in steps:
-                ckpt.save(step, state(step, link.rank, size)).result()
-        return restored
-
-    return on_ranks(size, run)
+from tests.ckptcore.training import must_not_init, train
 
 
 def corrupt(url: Path, generation: GenerationId, where: str = "/ranks/00001") -> None:
