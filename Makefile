@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
-CODE := ckptcore jaxckpt demo tests benchmarks
+CODE := ckptcore jaxckpt torchckpt demo examples tests benchmarks
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-quick check format clean

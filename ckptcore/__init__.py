@@ -6,7 +6,8 @@ use `jaxckpt`. What is not named here is internal.
 
 from ckptcore import errors
 from ckptcore.run import Run, open_run
+from ckptcore.safetensors import Safetensors
 from ckptcore.sampler import Sampler
 from ckptcore.store import Storage
 
-__all__ = ["Run", "Sampler", "Storage", "errors", "open_run"]
+__all__ = ["Run", "Safetensors", "Sampler", "Storage", "errors", "open_run"]

@@ -12,17 +12,18 @@ Staged arrays have a leaf's *stored* dtype; found arrays have its *logical* one 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from ckptcore import records
+from ckptcore import nested, records
 from ckptcore.channel import Channel
 from ckptcore.geometry import Box
 from ckptcore.layout import ArrayFacts, ComponentFacts, ValueFacts
 from ckptcore.names import Path, array_name
+from ckptcore.records import ArrayLeaf
 
 WantedKind = Literal["array", "value", "empty", "any"]
 
@@ -73,14 +74,15 @@ class Wanted:
     - `value`: the JSON value `value`; `scalar` is its kind if it is a number. From a number of that kind or a
       0-d array of that kind; text and bytes only from text and bytes.
     - `empty`: None or a node without children, `value` being `None`, `{}`, `[]` or `()`. From the same.
-    - `any`: an object that takes whatever was stored at and below `path`, as a nested tree of
-      host arrays and values (`ckptcore.nested`).
+    - `any`: an object that takes whatever was stored at and below `path`. `boxes_of` says which boxes
+      of an array below, given its path from here and its record, this process needs; by default the whole.
 
     `boxes` are the distinct boxes this process needs: global coordinates, one whole box for host
     arrays and for numbers, none for a whole array of whatever shape. `dtype` is logical; `prng_impl`
     is set for typed random keys, whose `dtype` and `shape` are those of their key data.
     `rank_scoped` says that the leaf belongs to this rank alone, and is stored under
-    `names.rank_array_name`.
+    `names.rank_array_name`. `tied` are other names that the target has for this same array: the checkpoint has
+    to have the same content under each that it has. An `optional` leaf may be absent there.
     """
 
     component: str
@@ -94,6 +96,9 @@ class Wanted:
     value: Any = None
     scalar: Literal["bool", "int", "float"] | None = None
     rank_scoped: bool = False
+    tied: tuple[str, ...] = ()
+    optional: bool = False
+    boxes_of: Callable[[Path, ArrayLeaf], tuple[Box, ...]] | None = None
 
     @property
     def name(self) -> str:
@@ -107,15 +112,23 @@ class Found:
 
     An array: `boxes` maps each wanted box to an array of its shape and of the numpy type
     of the logical `dtype` (casts done), fresh memory that the backend may keep; `weak_type` and `prng_impl` are
-    those recorded. Otherwise `boxes` is None and `value` is the decoded value, the empty node, or
-    the nested tree.
+    those recorded. Of an `any`, `below` maps each path from the wanted one to what was found there.
+    Otherwise `value` is the decoded value or the empty node.
     """
 
     boxes: Mapping[Box, np.ndarray] | None = None
+    below: Mapping[Path, Found] | None = None
     value: Any = None
     weak_type: bool = False
     prng_impl: str | None = None
     memory_kind: str | None = None
+
+    def tree(self, *, where: str) -> Any:
+        """An `any` as nested dicts and lists of host arrays and values (`ckptcore.nested`); `where` names it in errors."""
+        if self.below is None:
+            raise TypeError(f"{where}: not found as a tree")
+        plain = {path: leaf.value if leaf.boxes is None else next(iter(leaf.boxes.values())) for path, leaf in self.below.items()}
+        return nested.build(plain, where=where)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +157,11 @@ class Backend(Protocol):
         """`jax`, `torch` or `host`."""
         ...
 
+    @property
+    def partial(self) -> bool:
+        """Whether `flatten` knows this rank's leaves and holders only: then the ranks exchange them (`ckptcore.union`)."""
+        ...
+
     def channel(self) -> Channel:
         """A new channel over the ranks of the job; every rank opens it at the same point."""
         ...
@@ -167,4 +185,8 @@ class Backend(Protocol):
 
     def target(self, like: Mapping[str, Any]) -> Target:
         """What a restore into `like` needs. Raises `UnsupportedLeaf` naming the path and the type."""
+        ...
+
+    def release(self) -> None:
+        """Let go of what is kept from one save to the next. Called when the last one has ended."""
         ...

@@ -8,9 +8,10 @@ and makes nobody hang.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
-from ckptcore.errors import CallError
+from ckptcore.errors import CallError, DeadlineExceeded
 
 
 class Channel(Protocol):
@@ -54,3 +55,11 @@ class LocalChannel:
     def gather(self, data: bytes, *, timeout: float, what: str) -> list[bytes]:  # noqa: ARG002
         """`[data]`."""
         return [data]
+
+
+def late(what: str, ranks: Sequence[int], size: int, timeout: float) -> DeadlineExceeded:
+    """The error of an exchange in which nothing came from `ranks` within `timeout` seconds."""
+    names = ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+    return DeadlineExceeded(
+        f"{what}: nothing from {names} of {size} after {timeout:g} s. Look at the logs there, then restart the job."
+    )

@@ -10,31 +10,35 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Self
 
-from ckptcore import forks, guarantees, ledger, notes, snapshot
+from ckptcore import guarantees, ledger, notes, snapshot, wants
 from ckptcore.arguments import check_components, check_init, check_like, check_step
 from ckptcore.backend import Backend
+from ckptcore.beginning import Beginning, described, prepare
 from ckptcore.cadence import Cadence
 from ckptcore.clock import Clock
 from ckptcore.coordinator import Coordinator
 from ckptcore.errors import CallError, CheckpointError, NotFound, Preempted, Superseded
 from ckptcore.events import Event, Listener, tell
+from ckptcore.foreign import Start
 from ckptcore.geometry import CHUNK_BYTES
 from ckptcore.guarantees import Derived
 from ckptcore.handle import SaveHandle
 from ckptcore.history import read_run
 from ckptcore.keep import Keep
 from ckptcore.ledger import Decided, manifest_of, metadata_of
-from ckptcore.match import Rename, Rules, cast_name
+from ckptcore.match import Conversion, Rename, Rules, cast_name
 from ckptcore.names import GenerationId, Named, named_generation
 from ckptcore.preemption import Preemption
-from ckptcore.records import Level, Manifest, Parent
+from ckptcore.records import Level, Manifest, Run
 from ckptcore.resuming import AGREEMENT_TIMEOUT, Request, Resumer
 from ckptcore.saving import Saving, give_up
 from ckptcore.schedule import Every
-from ckptcore.session import Session, together
+from ckptcore.session import Session, together, together_telling
 from ckptcore.store import Storage, open_store
+from ckptcore.union import Exchange
 from ckptcore.writer import Identity, Shard
 
 
@@ -69,8 +73,8 @@ class Checkpointer:
     `url`: a path, `file://`, `s3://`, `gs://`, `memory://`; the same on every rank.
     `storage`: what a URL cannot say. `keep`: retention. `interval`: steps between saves, or `Every(...)`.
     `require`: the least guarantee a save must give. `derived`: needs of the guarantee that are met inside another
-    component or by the step (`{"schedule": "optimizer", "rng": "step"}`). `start_from`: the URL of
-    a run whose weights a new run starts from, used only while this run has no commit of its own.
+    component or by the step (`{"schedule": "optimizer", "rng": "step"}`). `start_from`: the URL of a run
+    whose weights a new run starts from, or a `Source` such as `Safetensors`; used only while this run has no commit of its own.
     `on_preemption`: `"save"` saves at the step all ranks agree on and raises `Preempted`, `"ignore"` does nothing.
     `coordinator_timeout`: seconds to wait for every rank's receipt. `max_staging_bytes`: bound of one snapshot.
     `chunk_bytes`: the most bytes of one chunk; smaller ones suit other meshes better.
@@ -88,7 +92,7 @@ class Checkpointer:
         interval: int | Every | None = None,
         require: Level | None = None,
         derived: Derived | None = None,
-        start_from: str | os.PathLike[str] | None = None,
+        start_from: Start | None = None,
         on_preemption: Literal["save", "ignore"] = "save",
         coordinator_timeout: float = 600.0,
         max_staging_bytes: int | None = None,
@@ -106,7 +110,8 @@ class Checkpointer:
         self._backend, self._channel, self._clock = backend, backend.channel(), Clock()
         self._keep, self._derived = keep, dict(derived or {})
         self._require: Level | None = require
-        self._timeout, self._limit, self._chunk_bytes = coordinator_timeout, max_staging_bytes, chunk_bytes
+        self._timeout, self._limits = coordinator_timeout, snapshot.Limits(chunk_bytes, max_staging_bytes)
+        self._exchange = Exchange(self._channel)
         self._on_event = on_event
         self._resumer = Resumer(
             store=self._store,
@@ -144,23 +149,25 @@ class Checkpointer:
         like: Mapping[str, Any],
         accept_guarantee: Level | None = None,
         remap: Mapping[int, int] | None = None,
+        convert: Conversion | None = None,
     ) -> Restored:
         """Restore the run's head into `like`'s containers and shardings, or start fresh with `init()`.
 
         `like` has the components that `init` makes: arrays or abstract arrays (a sharded run needs their shardings),
         values, and objects that are filled in place. `init` is called only when there is nothing to restore. A
         checkpoint that cannot keep its promise here raises `GuaranteeError` unless `accept_guarantee` names the weaker
-        one. `remap` gives, for rank-scoped components, the old rank whose copy each new rank takes. All ranks call
-        this alike.
+        one. `remap` gives, for rank-scoped components, the old rank whose copy each new rank takes. `convert` says how
+        a checkpoint of another framework is read (`ckptcore.convert`). All ranks call this alike.
         """
         check_init(init)
-        restored = self._resume(Request(like=check_like(like), accept=accept_guarantee, remap=remap))
+        rules = Rules(convert=convert)
+        restored = self._resume(Request(like=check_like(like), rules=rules, accept=accept_guarantee, remap=remap))
         if restored is not None:
             return restored
-        parent = self._opened().incarnation.run.parent
-        if parent is None:
+        run = self._opened().incarnation.run
+        if run.parent is None and run.origin is None:
             return Restored(0, check_components(init(), what="what init() returned"))
-        return self._fork(parent, init, like)
+        return self._first(run, partial(prepare, run, self._resumer.start_from, init=init, like=like, rules=rules))
 
     def restore(
         self,
@@ -174,6 +181,7 @@ class Checkpointer:
         extra: Literal["error", "ignore"] = "error",
         accept_guarantee: Level | None = None,
         remap: Mapping[int, int] | None = None,
+        convert: Conversion | None = None,
     ) -> Restored:
         """Restore the head, or the newest checkpoint of `step`, to go on training from it.
 
@@ -182,7 +190,7 @@ class Checkpointer:
         going on, use `open_run`.
         """
         chosen = (components,) if isinstance(components, str) else tuple(components) if components is not None else None
-        rules = Rules(rename=rename, cast=cast_name(cast), missing=missing, extra=extra)
+        rules = Rules(rename=rename, cast=cast_name(cast), missing=missing, extra=extra, convert=convert)
         restored = self._resume(
             Request(
                 like=None if like is None else check_like(like),
@@ -242,6 +250,7 @@ class Checkpointer:
             unchanged=unchanged,
             latest=self._latest,
             remapped=self._remapped,
+            obstacle=self._obstacle,
             clock=self._clock,
         )
         try:
@@ -320,7 +329,10 @@ class Checkpointer:
             self._closed = True
             if self._watch is not None:
                 self._watch.close()
-        self.wait()
+        try:
+            self.wait()
+        finally:
+            self._backend.release()
 
     def __enter__(self) -> Self:
         return self
@@ -346,17 +358,17 @@ class Checkpointer:
         self._tell("restored", generation, f"reason: {base.reason}")
         return Restored(generation.step, resumed.components, generation, base.guarantee, base.reason, manifest_of(resumed.base))
 
-    def _fork(self, parent: Parent, init: Callable[[], Mapping[str, Any]], like: Mapping[str, Any]) -> Restored:
-        step, components = together(
-            self._channel,
-            lambda: forks.begin(
-                parent, backend=self._backend, storage=self._storage, rank=self._channel.rank, init=init, like=like
-            ),
-            timeout=AGREEMENT_TIMEOUT,
-            what="whether every rank has its parent's state",
+    def _first(self, run: Run, prepared: Callable[..., Beginning]) -> Restored:
+        """The first state of a run that was begun from another one, or from a checkpoint in another format."""
+        work = partial(prepared, url=self.url, backend=self._backend, storage=self._storage, rank=self._channel.rank)
+        what = "whether every rank has what the run begins with"
+        beginning, told = together_telling(
+            self._channel, work, lambda found: wants.tell(found.target), timeout=AGREEMENT_TIMEOUT, what=what
         )
-        self._last_step = step
-        return Restored(step, components, reason=f"forked from generation {parent.generation} of run {parent.run_id}")
+        elsewhere = wants.gather(self._channel, beginning.target, told).elsewhere
+        components = together(self._channel, partial(beginning.finish, elsewhere), timeout=AGREEMENT_TIMEOUT, what=what)
+        self._last_step = beginning.step
+        return Restored(beginning.step, components, reason=described(run))
 
     def _opened(self) -> Session:
         if self._session is None:
@@ -388,13 +400,16 @@ class Checkpointer:
             rank=session.rank,
         )
         try:
-            return snapshot.take(self._backend, identity, order, chunk_bytes=self._chunk_bytes, limit=self._limit)
+            return snapshot.take(self._backend, identity, order, self._exchange, self._limits)
         except Exception as error:
             self._untidy = True
             if identity.participants > 1:
                 coordinator = Coordinator(self._store, session.run_id, generation.incarnation, self._clock, self._on_event)
                 give_up(coordinator, identity, error)
             raise
+
+    def _obstacle(self, generation: GenerationId) -> str | None:
+        return notes.obstacle(self._store, self._opened().run_id, generation)
 
     def _next_generation(self, session: Session, step: int) -> GenerationId:
         """The attempt counts calls, which all ranks make alike, whatever becomes of them on each."""

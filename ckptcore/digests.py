@@ -83,6 +83,14 @@ def topology_digest(topology: records.Topology) -> str:
     return _structure("ckpt/topology", msgspec.to_builtins(topology))
 
 
+def group_key(parameters: Sequence[str]) -> str:
+    """What a group of an optimizer's parameters is called: its first one, and a digest of all their names.
+
+    So groups of two ranks have one name only if they hold the same parameters.
+    """
+    return f"{parameters[0]}-{_structure('ckpt/group', list(parameters)).partition(':')[2][:8]}"
+
+
 def _structure(*parts: Any) -> str:
     return digest(canonical.encode(list(parts)))
 

@@ -59,7 +59,7 @@ class StructureMismatch(CallError):
     differences: tuple[str, ...] = ()
     """Empty when the error is that of another rank, which passed on its message alone."""
 
-    def __init__(self, summary: str, differences: Sequence[str]) -> None:
+    def __init__(self, summary: str, differences: Sequence[str] = ()) -> None:
         self.differences = tuple(differences)
         super().__init__("\n  - ".join([summary, *self.differences]))
 

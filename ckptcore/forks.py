@@ -1,18 +1,16 @@
 """New runs from old ones: forks and warm starts (spec: forks).
 
-A run's `run.json` names its parent, once. Until the run has a commit of its own it starts from
-there, so a restart before the first commit does the same thing again.
+A run's `run.json` names its parent, once, or its origin: a checkpoint in another format. Until the run has a
+commit of its own it starts from there, so a restart before the first commit does the same thing again.
 """
 
 from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-from ckptcore import ledger, names, notes, records, restore
-from ckptcore.backend import Backend
+from ckptcore import ledger, names, notes, records
 from ckptcore.clock import Clock
 from ckptcore.errors import (
     CallError,
@@ -26,33 +24,68 @@ from ckptcore.errors import (
     UnsupportedFormat,
 )
 from ckptcore.events import log, shorten
+from ckptcore.foreign import Source, Start, as_source
 from ckptcore.history import History, read_run
 from ckptcore.ledger import Decided, manifest_of
-from ckptcore.match import Rules
 from ckptcore.names import GenerationId
 from ckptcore.reader import Checkpoint
 from ckptcore.store import Storage, Store, open_store
 from ckptcore.verify import check_whole
 
-_OTHER = "Fork another generation of it to a new URL: open_run({url!r}).fork(new_url, generation=…)"
+OTHER = "Fork another generation of it to a new URL: open_run({url!r}).fork(new_url, generation=…)"
 
 
-def source(start_from: str | os.PathLike[str] | None, store: Store, storage: Storage, clock: Clock) -> records.Parent | None:
-    """The parent that a new run in `store` gets from `start_from`; None when there is none to set.
+def source(start_from: Start | None, store: Store, storage: Storage, clock: Clock) -> records.Parent | records.Origin | None:
+    """What a new run in `store` gets from `start_from`: a parent, or an origin; None when there is none to set.
 
-    It is the newest commit that is whole and not marked, among those that the parent's own job would resume from.
-    A run that exists keeps what it was created with. Raises `CallError` if that was without a
-    parent and it has no commit yet: it would silently start from scratch.
+    A parent is the newest commit that is whole and not marked, among those that the parent's own job would resume from.
+    A run that exists keeps what it was created with. Raises `CallError` if that was something else and it has no
+    commit yet: it would silently start from scratch, or from other weights.
     """
     if start_from is None:
         return None
     if store.get(names.RUN) is not None:
         history = History.load(store)
-        if history.run.parent is None and next(history.commits(), None) is None:
-            raise CallError(
-                f"run {store.url} was created without start_from and has no checkpoint; use a new URL to start from {start_from}"
-            )
+        if next(history.commits(), None) is None:
+            _check_start(history.run, start_from, store.url)
         return None
+    if isinstance(start_from, str | os.PathLike):
+        return _newest(start_from, storage, clock)
+    return as_source(start_from).describe()
+
+
+def _check_start(run: records.Run, start_from: Start, url: str) -> None:
+    """Raise `CallError` if a run without a commit was not created to begin from `start_from`."""
+    if run.origin is not None:
+        same_source(run.origin, start_from, url)
+    elif run.parent is None or not isinstance(start_from, str | os.PathLike):
+        how = f"from run {run.parent.run_id}" if run.parent else "without start_from"
+        raise CallError(f"run {url} was created {how} and has no checkpoint; use a new URL to start from {_show(start_from)}")
+
+
+def same_source(origin: records.Origin, start_from: Start | None, url: str) -> Source:
+    """`start_from`, if it is what the run at `url`, without a commit yet, was created to begin from.
+
+    Raises `CallError` otherwise: it would begin from other weights than those recorded.
+    """
+    begun = f"run {url} has no checkpoint yet, and was created to begin from the {origin.format} checkpoint {origin.url}"
+    if start_from is None or isinstance(start_from, str | os.PathLike):
+        given = "none was given" if start_from is None else f"{_show(start_from)} was given"
+        raise CallError(f"{begun}: give it with start_from again ({given}), or use a new URL")
+    found = as_source(start_from).describe()
+    if (found.format, found.digest) != (origin.format, origin.digest):
+        raise CallError(
+            f"{begun}: start_from is {start_from.title}, which is another one, or is taken otherwise"
+            f" ({found.digest}, recorded is {origin.digest}); give the same, or use a new URL"
+        )
+    return start_from
+
+
+def _show(start_from: Start) -> str:
+    return os.fsdecode(start_from) if isinstance(start_from, str | os.PathLike) else as_source(start_from).title
+
+
+def _newest(start_from: str | os.PathLike[str], storage: Storage, clock: Clock) -> records.Parent:
     origin = open_store(start_from, storage)
     history = History.load(origin)
     passed: list[str] = []
@@ -98,7 +131,7 @@ def parent_record(origin: Store, decided: Decided, components: Sequence[str], *,
             f" it has {sorted(manifest.components)}"
         )
     text = "a run was forked from here"
-    if not _try_note(origin, manifest.run_id, decided.generation, "pin", text=text, clock=clock):
+    if not try_note(origin, manifest.run_id, decided.generation, "pin", text=text, clock=clock):
         log.warning("%s of %s is not pinned: see to it that it is kept while it is needed", decided.generation, origin.url)
     notes.check_kept(origin, decided.generation)
     return records.Parent(
@@ -110,8 +143,8 @@ def parent_record(origin: Store, decided: Decided, components: Sequence[str], *,
     )
 
 
-def _try_note(origin: Store, run_id: str, generation: GenerationId, kind: str, *, text: str, clock: Clock) -> bool:
-    """Write a note into another run, which may be read-only to us."""
+def try_note(origin: Store, run_id: str, generation: GenerationId, kind: str, *, text: str, clock: Clock) -> bool:
+    """Write a note into another run, which may be read-only to us: then, with a warning, it is not written."""
     try:
         notes.write(origin, run_id, generation, kind, clock=clock, text=records.clip(text))
     except StoreUnavailable:
@@ -130,41 +163,6 @@ def weights_of(decided: Decided) -> list[str]:
     if not found:
         raise NotFound(f"generation {decided.generation} has no component of parameters; fork it with the components named")
     return found
-
-
-def begin(
-    parent: records.Parent,
-    *,
-    backend: Backend,
-    storage: Storage,
-    rank: int,
-    init: Callable[[], Mapping[str, Any]],
-    like: Mapping[str, Any],
-) -> tuple[int, Mapping[str, Any]]:
-    """The first state of a run that has a parent: `(step, components)`.
-
-    When a whole checkpoint was forked, and it has every component of `like`, the run goes on at its step and `init` is
-    not called. Else `init` makes the state, the parent's components replace theirs, and the run begins at step 0.
-    """
-    checkpoint = open_parent(parent, storage)
-    manifest = checkpoint.manifest
-    whole = manifest.guarantee.level != "weights" and set(manifest.components) == set(parent.components)
-    complete = whole and set(like) <= set(parent.components)
-    state = dict(like) if complete else dict(init())
-    given = {name: like.get(name, state[name]) for name in parent.components if name in state}
-    absent = [] if complete else [name for name in parent.components if name not in state]
-    if absent:
-        raise CallError(f"the run starts from {parent.url}'s component {absent[0]!r}, but init() makes only {sorted(state)}")
-    target = backend.target(given)
-    same = manifest.topology.participants == backend.topology(()).participants
-    ranks = {name: rank if same else None for name, entry in manifest.components.items() if entry.scope == "rank"}
-    try:
-        found = restore.find(checkpoint, target, rules=Rules(), ranks=ranks)
-    except Damaged as error:
-        _try_note(checkpoint.store, parent.run_id, checkpoint.generation, "damaged", text=str(error), clock=Clock())
-        raise Damaged(f"the run this one starts from: {error}. {_OTHER.format(url=parent.url)}") from error
-    state.update(target.place(found))
-    return (manifest.step if complete else 0), state
 
 
 def open_parent(parent: records.Parent, storage: Storage) -> Checkpoint:
@@ -187,12 +185,12 @@ def open_parent(parent: records.Parent, storage: Storage) -> Checkpoint:
         kind = NotFound if mark.kind == "quarantine" else Damaged
         raise kind(
             f"generation {decided.generation} of {origin.url}, which this run starts from, is marked {mark.kind}: {mark.text}."
-            f" {_OTHER.format(url=origin.url)}"
+            f" {OTHER.format(url=origin.url)}"
         )
     if ledger.is_retired(origin, decided.generation) and not notes.has(told, "pin"):  # a pin keeps the data all the same
         raise Retired(
             f"generation {decided.generation} of {origin.url}, which this run starts from, was retired."
-            f" {_OTHER.format(url=origin.url)}"
+            f" {OTHER.format(url=origin.url)}"
         )
     return Checkpoint(origin, decided)
 

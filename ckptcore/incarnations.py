@@ -79,15 +79,20 @@ class Opening:
     clock: Clock = field(default_factory=Clock)
     on_event: Listener | None = None
 
-    def identify(self, parent: records.Parent | None = None) -> records.Run:
-        """Create the run's identity or read it. `parent` is recorded in a new one."""
+    def identify(self, begins: records.Parent | records.Origin | None = None) -> records.Run:
+        """Create the run's identity or read it. `begins`, where its first state comes from, is recorded in a new one."""
         data = record_bytes(self.store, names.RUN)
         if data is None and any(self.store.children(prefix) for prefix in (names.INCARNATIONS, names.LEDGER)):
             data = record_bytes(self.store, names.RUN)  # another job may have begun the run just now: this record comes first
             if data is None:
                 raise Damaged(f"{names.RUN} of {self.store.url} is missing, though the run has other records. Put it back.")
         if data is None:
-            run = records.Run(run_id=str(uuid.uuid4()), created=self.clock.utc(), parent=parent)
+            run = records.Run(
+                run_id=str(uuid.uuid4()),
+                created=self.clock.utc(),
+                parent=begins if isinstance(begins, records.Parent) else None,
+                origin=begins if isinstance(begins, records.Origin) else None,
+            )
             data = self.store.put_if_absent(names.RUN, records.encode(run))
         return records.decode(data, records.Run, key=names.RUN)
 
@@ -97,12 +102,12 @@ class Opening:
         *,
         choose: Callable[[History], GenerationId] | None = None,
         check: Callable[[Decided], None],
-        guarantee: Callable[[Decided], Level],
+        guarantee: Callable[[Decided], Level | None],
     ) -> Incarnation:
         """Claim, settle, choose the base and record it.
 
         `choose` picks the base by hand (a rollback); otherwise it is the head, falling back past
-        what `check` refuses with a `DamageError`. `guarantee` says what a restore can keep.
+        what `check` refuses with a `DamageError`. `guarantee` says what a restore can keep, None if nobody knows.
         Raises `Damaged` when there are commits but none is usable, or when the newest incarnation's own base is lost:
         a run is never silently begun anew, nor set back.
         """

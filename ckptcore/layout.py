@@ -31,11 +31,12 @@ class ArrayFacts:
 
     `shards` maps every distinct shard box of the *global* array to the sorted ranks that hold
     it; it is empty for an array of a rank-scoped component, which its rank holds whole. An
-    array that lives on the host, of a `rank_zero` component, has `{whole box: (0,)}`.
+    array that each rank holds by itself, but of which the lowest one's copy counts, has `{whole box: (0,)}`.
 
     `itemsize` is stored bytes an element. `alias` names the stored array of the same component
     that this leaf is tied to. `host_replicated` marks arrays that each rank holds by itself
-    and that have to be equal: a digest goes into every receipt.
+    and that have to be equal: a digest goes into every receipt. `local` says that this rank holds the array by
+    itself, whether others do or not.
     """
 
     component: str
@@ -51,6 +52,7 @@ class ArrayFacts:
     sharding: str | None = None
     alias: str | None = None
     host_replicated: bool = False
+    local: bool = False
 
     @cached_property
     def name(self) -> str:
@@ -60,11 +62,15 @@ class ArrayFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class ValueFacts:
-    """One JSON leaf. `{}`, `[]` and `None` mark empty nodes, so that they survive."""
+    """One JSON leaf. `{}`, `[]` and `None` mark empty nodes, so that they survive.
+
+    `keeper` is the lowest rank that has a global one: it stores it for all (spec: V-11).
+    """
 
     component: str
     path: Path
     value: Any
+    keeper: int = 0
 
     @cached_property
     def name(self) -> str:
@@ -76,7 +82,7 @@ class ValueFacts:
 class ComponentFacts:
     """One component: its kind, and whether it is one for all ranks or one per rank.
 
-    `rank_zero`: its host arrays and values may differ between ranks, and rank 0's count.
+    `rank_zero`: its host arrays and values may differ between ranks, and those of the lowest rank that has them count.
     """
 
     kind: str
@@ -112,8 +118,11 @@ def make_plan(
     *,
     rank: int,
     chunk_bytes: int = geometry.CHUNK_BYTES,
+    elsewhere: Sequence[ArrayFacts] = (),
 ) -> Plan:
     """Lay out the leaves and choose what `rank` writes (spec: layout; arrays, "owner").
+
+    `elsewhere` are global arrays that only other ranks hold: the work is balanced over all of them.
 
     Raises `UnsupportedLeaf`, naming the leaf's path, for names that collide or are too long,
     aliases without their array, and arrays that cannot be cut or are not wholly held by the
@@ -126,7 +135,11 @@ def make_plan(
     cut = _Cutter(chunk_bytes)
     grids = {array.name: cut.grid(array, per_rank=array.component in per_rank) for array in stored}
     own = {array.name: tuple(range(grids[array.name].size)) for array in stored if array.component in per_rank}
-    own |= _own_shared([array for array in stored if array.component not in per_rank], cut, rank)
+    shared = [array for array in stored if array.component not in per_rank]
+    others = [array for array in elsewhere if array.alias is None]
+    for array in others:
+        cut.grid(array, per_rank=False)
+    own |= _own_shared([*shared, *others], cut, rank)
     return Plan(_layout(components, arrays, values, grids), grids, own)
 
 

@@ -7,9 +7,10 @@ renaming, casts and omissions that the caller asked for, or an error lists every
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import ml_dtypes
 import numpy as np
@@ -18,12 +19,41 @@ from ckptcore import dtypes
 from ckptcore.backend import Wanted
 from ckptcore.errors import CallError, StructureMismatch
 from ckptcore.names import array_name, show_path
-from ckptcore.reader import StoredLeaf
+from ckptcore.nested import BYTES
+from ckptcore.readable import Readable, StoredLeaf
 from ckptcore.records import ArrayLeaf
 
 Rename = Mapping[str, str] | Callable[[str], str]
 
+Elsewhere = tuple[str, bool]
+"""The name of a leaf that another rank wants, and whether it takes what is below it too."""
+
 _SCALARS = {"bool": ("bool",), "int": ("int", "uint"), "float": ("float", "bfloat"), "complex": ("complex",)}
+
+
+class Conversion(Protocol):
+    """A checkpoint of one framework, seen as another's (`ckptcore.convert`)."""
+
+    @property
+    def source(self) -> str:
+        """The framework whose checkpoints it converts; others are read as they are."""
+        ...
+
+    def components(self, name: str) -> Sequence[str]:
+        """The source's components that the target's component `name` draws from."""
+        ...
+
+    def view(
+        self,
+        source: Readable,
+        wanted: Sequence[Wanted],
+        *,
+        missing: Literal["error", "keep"],
+        extra: Literal["error", "ignore"],
+        elsewhere: Collection[Elsewhere],
+    ) -> Readable:
+        """`source` under the names and shapes of `wanted`. Raises `StructureMismatch` listing whatever has no counterpart."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,20 +61,25 @@ class Rules:
     """What a restore may do beyond an exact match; every permission is the caller's.
 
     `rename`: from the target's names to the checkpoint's; a mapping renames whole dotted prefixes.
-    `cast`: floating-point arrays take this dtype. `missing`: a leaf that the checkpoint lacks is an
-    error, or keeps what the target holds. `extra`: a leaf that the target lacks is an error, or is left out.
+    `cast`: floating-point arrays take this dtype, but not those of objects that take whatever was stored.
+    `missing`: a leaf that the checkpoint lacks is an error, or keeps what the target holds.
+    `extra`: a leaf that the target lacks is an error, or is left out.
+    `convert`: how a checkpoint of another framework is seen.
     """
 
     rename: Rename | None = None
     cast: str | None = None
     missing: Literal["error", "keep"] = "error"
     extra: Literal["error", "ignore"] = "error"
+    convert: Conversion | None = None
 
     def __post_init__(self) -> None:
         if self.missing not in ("error", "keep"):
             raise CallError(f"missing={self.missing!r}: expected 'error' or 'keep'")
         if self.extra not in ("error", "ignore"):
             raise CallError(f"extra={self.extra!r}: expected 'error' or 'ignore'")
+        if self.convert is not None and self.rename is not None:
+            raise CallError("rename= does not go with convert=: a conversion has names= of its own")
 
     def stored_name(self, name: str) -> str:
         """The checkpoint's name of the target's leaf `name`."""
@@ -67,8 +102,19 @@ class Rules:
         return [way for way, holds in allowed.items() if holds]
 
     def component(self, name: str) -> str:
-        """The checkpoint's component that holds the target's leaf `name`."""
+        """The component that holds the target's leaf `name`, in the checkpoint or in what it is converted to."""
         return self.stored_name(name).split(".")[0]
+
+    def sources(self, name: str, framework: str) -> Sequence[str]:
+        """The components of a checkpoint of `framework` that the target's leaf `name` is drawn from."""
+        component = self.component(name)
+        return (component,) if self.convert is None or self.convert.source != framework else self.convert.components(component)
+
+    def view(self, source: Readable, wanted: Sequence[Wanted], elsewhere: Collection[Elsewhere]) -> Readable:
+        """`source` as `wanted` needs it; `elsewhere` is what other ranks take."""
+        if self.convert is None or self.convert.source != source.framework:
+            return source
+        return self.convert.view(source, wanted, missing=self.missing, extra=self.extra, elsewhere=elsewhere)
 
     def dtype(self, stored: str) -> str:
         """The dtype a stored array is restored to."""
@@ -103,33 +149,40 @@ def is_floating(dtype: str) -> bool:
 
 
 def match(
-    wanted: Sequence[Wanted], stored: Mapping[str, StoredLeaf], value_of: Callable[[StoredLeaf], Any], rules: Rules, *, where: str
+    wanted: Sequence[Wanted],
+    stored: Mapping[str, StoredLeaf],
+    source: Readable,
+    rules: Rules,
+    *,
+    elsewhere: Collection[Elsewhere] = (),
 ) -> Match:
-    """Pair every wanted leaf with a stored one. `where` names the checkpoint in errors.
+    """Pair every wanted leaf with a stored one of `source`. `elsewhere` is what other ranks take.
 
     Raises `StructureMismatch` with all differences at once.
     """
     result = Match()
     differences: list[str] = []
-    used: set[str] = set()
+    used = _taken_elsewhere(elsewhere, stored, rules)
+    ordered = sorted(stored)
     for leaf in wanted:
         name = rules.stored_name(leaf.name)
         if leaf.kind == "any":
-            below = [item for item in stored.values() if _is_below(item, name)]
+            below = [stored[key] for key in _with_prefix(ordered, name) if _is_below(stored[key], name)]
             used.update(item.name for item in below)
             if below:
                 result.trees.append((leaf, below))
-            elif rules.missing == "error":
+            elif rules.missing == "error" and not leaf.optional:
                 differences.append(f"{_show(leaf)}: not in the checkpoint")
             continue
-        found = stored.get(name)
+        names = [name, *(rules.stored_name(other) for other in (*leaf.tied, *_other_length(leaf)))]
+        found = next((stored[known] for known in names if known in stored), None)
         if found is None:
-            if rules.missing == "error":
+            if rules.missing == "error" and not leaf.optional:
                 renamed = "" if name == leaf.name else f" (looked for as {name!r})"
                 differences.append(f"{_show(leaf)}: not in the checkpoint{renamed}")
             continue
-        used.add(name)
-        problem = _problem(leaf, found, value_of, rules)
+        used.update(names)
+        problem = _problem(leaf, found, source, rules) or _untied(found, names, stored, source)
         if problem is not None:
             differences.append(f"{_show(leaf)}: {problem}")
         elif isinstance(found.record, ArrayLeaf):
@@ -143,12 +196,38 @@ def match(
         )
     if differences:
         raise StructureMismatch(
-            f"{where} does not fit the target; {len(differences)} differences"
+            f"{source.title} does not fit the target; {len(differences)} differences"
             " (restore() allows for some: components=, rename={'target.name': 'checkpoint.name'}, cast=,"
             " missing='keep' with real arrays in `like`, extra='ignore'):",
             differences,
         )
     return result
+
+
+def _other_length(leaf: Wanted) -> list[str]:
+    """Where the bytes of a leaf lie if they are longer, or shorter, than those that the target holds (spec: V-5)."""
+    if leaf.path[-1:] == (BYTES,):
+        return [array_name(leaf.component, leaf.path[:-1])]
+    return [array_name(leaf.component, (*leaf.path, BYTES))] if type(leaf.value) is bytes else []
+
+
+def _taken_elsewhere(elsewhere: Collection[Elsewhere], stored: Mapping[str, StoredLeaf], rules: Rules) -> set[str]:
+    """The stored names that other ranks' leaves take."""
+    ordered = sorted(stored)
+    used: set[str] = set()
+    for name, with_below in elsewhere:
+        known = rules.stored_name(name)
+        used.update(_with_prefix(ordered, known) if with_below else {known} & stored.keys())
+    return used
+
+
+def _with_prefix(ordered: Sequence[str], name: str) -> Iterator[str]:
+    """The names among `ordered`, which is sorted, that are `name` or go on after it."""
+    for position in range(bisect_left(ordered, name), len(ordered)):
+        if not ordered[position].startswith(name):
+            return
+        if ordered[position] == name or ordered[position].startswith(name + "."):
+            yield ordered[position]
 
 
 def _is_below(leaf: StoredLeaf, name: str) -> bool:
@@ -159,10 +238,23 @@ def _is_below(leaf: StoredLeaf, name: str) -> bool:
     return any(array_name(leaf.component, path[:depth]) == name for depth in range(len(path) + 1))
 
 
-def _problem(leaf: Wanted, found: StoredLeaf, value_of: Callable[[StoredLeaf], Any], rules: Rules) -> str | None:
+def _untied(found: StoredLeaf, names: Sequence[str], stored: Mapping[str, StoredLeaf], source: Readable) -> str | None:
+    """Why an array that the target has under several `names` cannot be restored from what is stored under them."""
+    for name in names:
+        other = stored.get(name)
+        if other is None or other.stored_target == found.stored_target:
+            continue
+        if source.digest(found) is None or source.digest(found) != source.digest(other):
+            return f"the target ties it to {name!r}, where the checkpoint holds other content"
+    return None
+
+
+def _problem(leaf: Wanted, found: StoredLeaf, source: Readable, rules: Rules) -> str | None:
     if isinstance(found.record, ArrayLeaf):
         return _array_problem(leaf, found.record, rules)
-    value = value_of(found)
+    value = source.value(found)
+    if leaf.path[-1:] == (BYTES,) and type(value) is bytes:
+        return None
     if leaf.kind == "empty":
         same = type(value) is type(leaf.value) and value == leaf.value
         return None if same else f"the target is {leaf.value!r} there, the checkpoint {value!r}"
@@ -202,6 +294,8 @@ def _array_problem(leaf: Wanted, record: ArrayLeaf, rules: Rules) -> str | None:
     stored = f"{record.dtype}{list(record.shape)}"
     if leaf.kind == "empty":
         return f"the target is {leaf.value!r} there, the checkpoint an array of {stored}"
+    if leaf.kind == "value" and type(leaf.value) is bytes and record.path[-1:] == (BYTES,):
+        return None
     if leaf.kind == "value":
         fits = (
             record.shape == ()

@@ -79,6 +79,14 @@ def check_kept(store: Store, generation: GenerationId) -> None:
         )
 
 
+def obstacle(store: Store, run_id: str, generation: GenerationId) -> str | None:
+    """Why nothing new may refer to a commit: it is retired, or marked as one that nobody resumes from. None if it is neither."""
+    if ledger.is_retired(store, generation):
+        return "retired"
+    marks = (note for note in read(store, run_id, generation) if note.kind in ("quarantine", "damaged"))
+    return next((f"marked {note.kind}: {note.text}" for note in marks), None)
+
+
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Metrics as Python floats, from anything that is one number (an array on a device too). Raises `CallError`."""
     if not isinstance(metrics, Mapping):

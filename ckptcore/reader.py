@@ -6,7 +6,7 @@ from the ledger, it certifies roster and indexes, those certify layouts, values 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
@@ -19,38 +19,12 @@ from ckptcore.geometry import Box
 from ckptcore.layout import grid_of
 from ckptcore.ledger import Decided, manifest_of, metadata_of
 from ckptcore.names import GenerationId
-from ckptcore.records import ArrayLeaf, Descriptor, Manifest, ValueLeaf
+from ckptcore.readable import StoredLeaf
+from ckptcore.records import ArrayLeaf, Descriptor, Manifest
 from ckptcore.store import Store
 from ckptcore.storereads import bounded_bytes
 
 R = TypeVar("R", bound=records.Record)
-
-
-@dataclass(frozen=True)
-class StoredLeaf:
-    """One leaf of a checkpoint. `rank` is None for a global leaf."""
-
-    component: str
-    record: ArrayLeaf | ValueLeaf
-    rank: int | None
-
-    @property
-    def name(self) -> str:
-        """The layout name."""
-        return self.record.name
-
-    @property
-    def stored_name(self) -> str:
-        """The name in indexes and in the array database."""
-        return self._stored(self.record.name)
-
-    @property
-    def stored_target(self) -> str:
-        """The stored name of the array that holds the bytes: the alias's target for a tied leaf."""
-        return self._stored((self.record.alias if isinstance(self.record, ArrayLeaf) else None) or self.record.name)
-
-    def _stored(self, name: str) -> str:
-        return name if self.rank is None else names.rank_array_name(self.rank, name)
 
 
 @dataclass(repr=False)
@@ -78,6 +52,21 @@ class Checkpoint:
     def generation(self) -> GenerationId:
         """Its generation."""
         return self.decided.generation
+
+    @property
+    def title(self) -> str:
+        """What it is called in errors."""
+        return f"generation {self.generation}"
+
+    @property
+    def framework(self) -> str:
+        """The framework that saved it."""
+        return self.manifest.topology.framework
+
+    @property
+    def names(self) -> Collection[str]:
+        """The names of its components."""
+        return self.manifest.components
 
     @cached_property
     def manifest(self) -> Manifest:
@@ -160,6 +149,10 @@ class Checkpoint:
         if value_digest(encoded) != self._indexed(leaf, leaf.stored_name).digest:
             raise Damaged(f"the value of leaf {leaf.stored_name!r} in {delivered.values.key} differs from its digest")
         return values.decode(encoded, where=leaf.stored_name)
+
+    def digest(self, leaf: StoredLeaf) -> str:
+        """The leaf digest: equal ones mean equal content."""
+        return self._indexed(leaf, leaf.stored_name).digest
 
     def array(self, leaf: StoredLeaf) -> tuple[StoredArray, Sequence[str]]:
         """Where an array leaf is stored, and its chunk digests in grid order."""

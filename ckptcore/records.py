@@ -52,6 +52,7 @@ from ckptcore.structs import (
     Mesh,
     Nonce,
     Note,
+    Origin,
     Parent,
     Participants,
     Positive,
@@ -111,6 +112,7 @@ __all__ = [
     "Mesh",
     "Nonce",
     "Note",
+    "Origin",
     "Parent",
     "Participants",
     "Positive",
@@ -309,12 +311,18 @@ def _check_note(note: Note, key: str) -> None:
         raise InvalidRecord(f"{key}: a note of kind `tag`, and no other, has `tag`")
 
 
+def _check_run(run: Run, key: str) -> None:
+    if run.parent is not None and run.origin is not None:
+        raise InvalidRecord(f"{key}: a run has `parent` or `origin`, not both")
+
+
 def _check_base(base: Base, key: str) -> None:
     if (base.generation is None) != (base.manifest is None):
         raise InvalidRecord(f"{key}: `generation` and `manifest` come together")
 
 
 _CHECKS: dict[type[Record], Callable[[Any, str], None]] = {
+    Run: _check_run,
     Layout: _check_layout,
     Receipt: _check_receipt,
     Roster: _check_roster,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,28 +10,33 @@ import numpy as np
 from ckptcore import dtypes, nested
 from ckptcore.backend import Found, Target, Wanted
 from ckptcore.geometry import Box
-from ckptcore.match import Match, Rules, match
+from ckptcore.match import Elsewhere, Match, Rules, match
 from ckptcore.names import Path, array_name
-from ckptcore.reader import Checkpoint, StoredLeaf
+from ckptcore.readable import Readable, StoredLeaf
 from ckptcore.records import ArrayLeaf
+
+_AS_STORED = Rules()
+"""An object (an optimizer, a loader) knows its own types: its step count must not become a bfloat16 with its weights."""
 
 Ranks = Mapping[str, int | None]
 """Rank-scoped component → the rank whose copy to read; None leaves the component as it is in the target."""
 
 
-def find(checkpoint: Checkpoint, target: Target, *, rules: Rules, ranks: Ranks) -> dict[str, Found]:
-    """Read what `target` wants, for `Target.place`; the target is not touched.
+def find(
+    source: Readable, target: Target, *, rules: Rules, ranks: Ranks, elsewhere: Collection[Elsewhere] = ()
+) -> dict[str, Found]:
+    """Read what `target` wants, for `Target.place`; the target is not touched. `elsewhere` is what other ranks take.
 
     Reads only the boxes wanted. Raises `StructureMismatch` with every difference, `DamageError` for bytes
     that differ from their digests.
     """
     wanted = [leaf for leaf in target.wanted if ranks.get(rules.component(leaf.name), 0) is not None]
-    stored = table(checkpoint, _sources(wanted, rules, checkpoint), ranks)
-    pairs = match(wanted, stored, checkpoint.value, rules, where=f"generation {checkpoint.generation}")
-    return _find(checkpoint, pairs, rules)
+    source = rules.view(source, wanted, elsewhere)
+    stored = table(source, _sources(wanted, rules, source), ranks)
+    return _find(source, match(wanted, stored, source, rules, elsewhere=elsewhere), rules)
 
 
-def host(checkpoint: Checkpoint, components: Sequence[str], *, rules: Rules, ranks: Ranks) -> dict[str, Any]:
+def host(source: Readable, components: Sequence[str], *, rules: Rules, ranks: Ranks) -> dict[str, Any]:
     """Restore `components` as nested dicts and lists of numpy arrays and values: needs no framework and no devices.
 
     Typed random keys come back as their key data.
@@ -39,59 +44,84 @@ def host(checkpoint: Checkpoint, components: Sequence[str], *, rules: Rules, ran
     result: dict[str, Any] = {}
     for component in components:
         if ranks.get(component, 0) is not None:
-            leaves = list(checkpoint.leaves(component, ranks.get(component)).values())
-            result[component] = nested.build(_whole(checkpoint, leaves, rules), where=component)
+            leaves = list(source.leaves(component, ranks.get(component)).values())
+            result[component] = nested.build(_whole(source, leaves, rules), where=component)
     return result
 
 
-def table(checkpoint: Checkpoint, components: Sequence[str], ranks: Ranks) -> dict[str, StoredLeaf]:
+def table(source: Readable, components: Sequence[str], ranks: Ranks) -> dict[str, StoredLeaf]:
     """The leaves of `components` by layout name."""
     found: dict[str, StoredLeaf] = {}
     for component in components:
-        found.update(checkpoint.leaves(component, ranks.get(component)))
+        found.update(source.leaves(component, ranks.get(component)))
     return found
 
 
-def _sources(wanted: Sequence[Wanted], rules: Rules, checkpoint: Checkpoint) -> list[str]:
+def _sources(wanted: Sequence[Wanted], rules: Rules, source: Readable) -> list[str]:
     """The checkpoint's components that the target draws from, renaming considered."""
     names = dict.fromkeys(rules.component(leaf.name) for leaf in wanted)
-    known = checkpoint.manifest.components
-    return [name for name in names if name in known or (rules.missing == "error" and _require(checkpoint, name))]
+    return [name for name in names if name in source.names or (rules.missing == "error" and _require(source, name))]
 
 
-def _require(checkpoint: Checkpoint, component: str) -> bool:
-    checkpoint.leaves(component, 0)  # raises NotFound, naming the components that there are
+def _require(source: Readable, component: str) -> bool:
+    source.leaves(component, 0)  # raises NotFound, naming the components that there are
     return True
 
 
-def _find(checkpoint: Checkpoint, pairs: Match, rules: Rules) -> dict[str, Found]:
-    found: dict[str, Found] = {}
-    requests = [(stored, _boxes(leaf, stored)) for leaf, stored in pairs.arrays]
-    for (leaf, stored), arrays in zip(pairs.arrays, checkpoint.read(requests), strict=True):
-        record = _array_record(stored)
-        converted = [_logical(array, record, rules) for array in arrays]
+def _find(source: Readable, pairs: Match, rules: Rules) -> dict[str, Found]:
+    found: dict[str, Found] = {leaf.name: Found(value=source.value(stored)) for leaf, stored in pairs.values}
+    trees = [(leaf, _relative(leaf, stored, rules)) for leaf, stored in pairs.trees]
+    wanted = [(stored, _boxes(leaf, stored)) for leaf, stored in pairs.arrays]
+    in_trees = [
+        (item, _boxes_below(leaf, path, item)) for leaf, below in trees for path, item in below.items() if _is_array(item)
+    ]
+    # One call for all of them: a chunk that several leaves need is read once.
+    read = iter(source.read([*wanted, *in_trees]))
+    for (leaf, stored), (_, boxes) in zip(pairs.arrays, wanted, strict=True):
+        found[leaf.name] = _found(_array_record(stored), boxes, next(read), rules)
+    for leaf, below in trees:
         found[leaf.name] = Found(
-            boxes=dict(zip(_boxes(leaf, stored), converted, strict=True)),
-            weak_type=record.weak_type,
-            prng_impl=record.prng_impl,
-            memory_kind=record.memory_kind,
+            below={
+                path: _found(_array_record(item), _boxes_below(leaf, path, item), next(read), _AS_STORED)
+                if _is_array(item)
+                else Found(value=source.value(item))
+                for path, item in below.items()
+            }
         )
-    for leaf, stored in pairs.values:
-        found[leaf.name] = Found(value=checkpoint.value(stored))
-    for leaf, below in pairs.trees:
-        # The tree hangs at the wanted path, whatever the stored one is called.
-        root = rules.stored_name(leaf.name)
-        whole = {_below(root, below[0].component, path): value for path, value in _whole(checkpoint, below, rules).items()}
-        found[leaf.name] = Found(value=nested.build(whole, where=leaf.component))
     return found
 
 
-def _whole(checkpoint: Checkpoint, leaves: Sequence[StoredLeaf], rules: Rules) -> dict[Path, Any]:
+def _found(record: ArrayLeaf, boxes: Sequence[Box], arrays: Sequence[np.ndarray], rules: Rules) -> Found:
+    converted = [_logical(array, record, rules) for array in arrays]
+    return Found(
+        boxes=dict(zip(boxes, converted, strict=True)),
+        weak_type=record.weak_type,
+        prng_impl=record.prng_impl,
+        memory_kind=record.memory_kind,
+    )
+
+
+def _relative(leaf: Wanted, stored: Sequence[StoredLeaf], rules: Rules) -> dict[Path, StoredLeaf]:
+    """What is stored at and below a wanted tree by the path from its root, whatever the stored root is called."""
+    root = rules.stored_name(leaf.name)
+    return {_below(root, item.component, tuple(item.record.path)): item for item in stored}
+
+
+def _boxes_below(leaf: Wanted, path: Path, stored: StoredLeaf) -> Sequence[Box]:
+    record = _array_record(stored)
+    return (Box.whole(record.shape),) if leaf.boxes_of is None else leaf.boxes_of(path, record)
+
+
+def _whole(source: Readable, leaves: Sequence[StoredLeaf], rules: Rules) -> dict[Path, Any]:
     """Every leaf whole, on the host, by path."""
-    arrays = [leaf for leaf in leaves if isinstance(leaf.record, ArrayLeaf)]
-    read = checkpoint.read([(leaf, [Box.whole(_array_record(leaf).shape)]) for leaf in arrays])
+    arrays = [leaf for leaf in leaves if _is_array(leaf)]
+    read = source.read([(leaf, [Box.whole(_array_record(leaf).shape)]) for leaf in arrays])
     by_name = {leaf.name: _logical(boxes[0], _array_record(leaf), rules) for leaf, boxes in zip(arrays, read, strict=True)}
-    return {tuple(leaf.record.path): by_name[leaf.name] if leaf.name in by_name else checkpoint.value(leaf) for leaf in leaves}
+    return {tuple(leaf.record.path): by_name[leaf.name] if leaf.name in by_name else source.value(leaf) for leaf in leaves}
+
+
+def _is_array(leaf: StoredLeaf) -> bool:
+    return isinstance(leaf.record, ArrayLeaf)
 
 
 def _below(root: str, component: str, path: Path) -> Path:

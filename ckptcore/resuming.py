@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from ckptcore import forks, guarantees, notes, records, restore
+from ckptcore import forks, guarantees, notes, records, restore, wants
 from ckptcore.backend import Backend, Target
 from ckptcore.channel import Channel
 from ckptcore.clock import Clock
 from ckptcore.errors import CallError, CheckpointError, DamageError, ForkRequired, NotFound
 from ckptcore.events import Event, Listener, tell
+from ckptcore.foreign import Start
 from ckptcore.history import History
 from ckptcore.incarnations import Incarnation, Opening
 from ckptcore.ledger import Decided, manifest_of
-from ckptcore.match import Rules
+from ckptcore.match import Elsewhere, Rules
 from ckptcore.names import GenerationId
 from ckptcore.probe import probe
 from ckptcore.proof import show_ranks
 from ckptcore.reader import Checkpoint
 from ckptcore.records import Level, Manifest
-from ckptcore.session import Session, is_damage, open_session, together
+from ckptcore.session import Session, is_damage, open_session, together, together_telling
 from ckptcore.store import Storage, Store
 from ckptcore.verify import check_whole
 
@@ -70,7 +70,7 @@ class Resumer:
     backend: Backend
     channel: Channel
     clock: Clock
-    start_from: str | os.PathLike[str] | None
+    start_from: Start | None
     on_event: Listener | None
 
     def open_fresh(self) -> Session:
@@ -82,11 +82,17 @@ class Resumer:
 
         When any rank meets damage, every rank leaves that checkpoint: the run is opened again and the next one tried.
         """
-        target = together(self.channel, partial(self._target, request), timeout=AGREEMENT_TIMEOUT, what="what to restore into")
+        target, told = together_telling(
+            self.channel, partial(self._target, request), _tell, timeout=AGREEMENT_TIMEOUT, what="what to restore into"
+        )
+        elsewhere: Sequence[Elsewhere] = ()
+        if target is not None:
+            found = wants.gather(self.channel, target, told)
+            target, elsewhere = replace(target, meshes=found.meshes), found.elsewhere
         claim = partial(self._claim, request, target)
         while True:
             session = open_session(self.store, self.channel, claim)
-            read = partial(self._read, session, target, request)
+            read = partial(self._read, session, target, request, elsewhere)
             try:
                 found = together(self.channel, read, timeout=AGREEMENT_TIMEOUT, what="whether every rank has restored")
             except DamageError as failure:
@@ -106,7 +112,7 @@ class Resumer:
             raise CallError(f"components names {absent[0]!r}, which `like` lacks; it has {sorted(request.like)}")
         return self.backend.target({name: request.like[name] for name in request.components or request.like})
 
-    def _read(self, session: Session, target: Target | None, request: Request) -> Resumed | None:
+    def _read(self, session: Session, target: Target | None, request: Request, elsewhere: Sequence[Elsewhere]) -> Resumed | None:
         """What the base holds for this rank, not placed yet; None without a base."""
         base = session.base()
         if base is None:
@@ -114,7 +120,7 @@ class Resumer:
         checkpoint = Checkpoint(self.store, base)
         ranks = self._ranks(checkpoint.manifest, request)
         if target is not None:
-            return Resumed(base, restore.find(checkpoint, target, rules=request.rules, ranks=ranks))
+            return Resumed(base, restore.find(checkpoint, target, rules=request.rules, ranks=ranks, elsewhere=elsewhere))
         wanted = _wanted(checkpoint.manifest, None, request)
         return Resumed(base, restore.host(checkpoint, wanted, rules=request.rules, ranks=ranks))
 
@@ -201,11 +207,16 @@ class Resumer:
         return incarnation
 
 
+def _tell(target: Target | None) -> bytes:
+    return b"" if target is None else wants.tell(target)
+
+
 def _wanted(manifest: Manifest, target: Target | None, request: Request) -> list[str]:
     """The checkpoint's components that a restore reads, by the checkpoint's names."""
     if target is None:
         return list(request.components or manifest.components)
-    return list(dict.fromkeys(request.rules.component(leaf.name) for leaf in target.wanted))
+    framework = manifest.topology.framework
+    return list(dict.fromkeys(name for leaf in target.wanted for name in request.rules.sources(leaf.name, framework)))
 
 
 def _check_remap(remap: Mapping[int, int], before: int, now: int) -> None:

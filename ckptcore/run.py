@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from ckptcore import forks, ledger, names, notes, records, restore
@@ -17,9 +18,11 @@ from ckptcore.history import History
 from ckptcore.incarnations import never_a_checkpoint, stored
 from ckptcore.ledger import Decided, manifest_of
 from ckptcore.listing import Generation, best, describe
-from ckptcore.match import Rename, Rules, cast_name
+from ckptcore.match import Conversion, Rename, Rules, cast_name
 from ckptcore.names import GenerationId, Named, named_generation
 from ckptcore.reader import Checkpoint
+from ckptcore.renames import Names
+from ckptcore.safetensors_export import export_safetensors
 from ckptcore.store import Storage, Store, open_store
 
 MAX_OVERTAKEN = 10
@@ -111,7 +114,7 @@ class Run:
     def restore(
         self,
         *,
-        like: Mapping[str, Any] | None = None,
+        like: Any = None,
         step: int | None = None,
         generation: Named | None = None,
         components: str | Sequence[str] | None = None,
@@ -120,17 +123,20 @@ class Run:
         missing: Literal["error", "keep"] = "error",
         extra: Literal["error", "ignore"] = "error",
         rank: int = 0,
+        convert: Conversion | None = None,
     ) -> Mapping[str, Any] | Any:
         """Read components into `like`'s layout, or without `like` as nested dicts and lists of host arrays.
 
         With `components` a single name, `like` and the result are that component itself. The head is read; when it
         turns out damaged and neither `step` nor `generation` was given, the one before, loudly. `rank` selects whose
-        rank-scoped state is read.
+        rank-scoped state is read. `convert` says how a checkpoint of another framework is read (`ckptcore.convert`).
         """
         single = components if isinstance(components, str) else None
         chosen = (single,) if single else tuple(components) if components is not None else None
         wanted = None if like is None else {single: like} if single else check_like(like)
-        rules = Rules(rename=rename, cast=cast_name(cast), missing=missing, extra=extra)
+        rules = Rules(rename=rename, cast=cast_name(cast), missing=missing, extra=extra, convert=convert)
+        if convert is not None and like is None:
+            raise CallError("convert needs `like`: it says what the other framework's leaves become")
         tried: list[str] = []
         for checkpoint in self._attempts(step, generation):
             if tried:
@@ -189,6 +195,20 @@ class Run:
         run_id = self.identity.run_id
         known = ledger.commit(self._store, run_id, named_generation(generation)).generation
         notes.annotate(self._store, run_id, known, clock=self._clock, metrics=metrics, tags=tags, pin=pin)
+
+    def export_safetensors(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        step: int | None = None,
+        generation: Named | None = None,
+        component: str,
+        names: Names | None = None,
+        dtype: Any = None,
+    ) -> list[Path]:
+        """Write the arrays of a component (of the head, by default) as safetensors files; see `export_safetensors`."""
+        checkpoint = self.checkpoint(step=step, generation=generation)
+        return export_safetensors(checkpoint, path, component=component, names=names, dtype=dtype)
 
     def fork(
         self,

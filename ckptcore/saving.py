@@ -55,7 +55,12 @@ class Saving:
 
     def run(self) -> Decided:
         """Write and wait for the decision. Returns a commit; everything else is raised."""
-        identity, rank = self.shard.identity, self.shard.identity.rank
+        self.deliver()
+        return self.decide() if self.shard.identity.rank == 0 else _committed(self._await())
+
+    def deliver(self) -> None:
+        """Write this rank's part and sign it off. Raises `SaveFailed` once the others have been told that it will not come."""
+        identity = self.shard.identity
         try:
             check_current(self.store, identity.generation.incarnation)
             writer.write(self.store, self.shard, clock=self.clock, on_event=self.on_event)
@@ -67,12 +72,12 @@ class Saving:
         except Exception as error:
             give_up(self._coordinator(), identity, error)
             self._tell("failed", str(error))
-            raise SaveFailed(f"rank {rank} could not write its part of {identity.generation}: {error}") from error
-        decided = self._decide() if rank == 0 else self._await()
-        if isinstance(decided.record, Abort):
-            raise SaveAborted(f"save {identity.generation} was aborted: {decided.record.reason}", decided.record.missing)
-        if rank == 0:
-            self._afterwards(decided)
+            raise SaveFailed(f"rank {identity.rank} could not write its part of {identity.generation}: {error}") from error
+
+    def decide(self) -> Decided:
+        """The coordinator's part: commit or abort, then metrics and retention. Returns a commit; everything else is raised."""
+        decided = _committed(self._decide())
+        self._afterwards(decided)
         return decided
 
     def _decide(self) -> Decided:
@@ -157,6 +162,12 @@ class Saving:
 
     def _tell(self, kind, message: str = "") -> None:
         tell(self.on_event, Event(kind, self.shard.identity.rank, self.shard.identity.generation, message))
+
+
+def _committed(decided: Decided) -> Decided:
+    if isinstance(decided.record, Abort):
+        raise SaveAborted(f"save {decided.generation} was aborted: {decided.record.reason}", decided.record.missing)
+    return decided
 
 
 def give_up(coordinator: Coordinator, identity: Identity, error: Exception) -> None:

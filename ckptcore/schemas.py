@@ -101,6 +101,7 @@ def _when(field: str, value: Any, then: dict[str, Any], otherwise: dict[str, Any
 _RULES: Mapping[str, list[dict[str, Any]]] = {
     "base": [_together("generation", "manifest")],
     "manifest": [_together("parent", "parent_manifest")],
+    "run": [{"if": _present("parent"), "then": _absent("origin")}],
     "receipt": [
         _when("status", "failed", _present("reason"), _present("guarantee", "topology", "layout")),
         {

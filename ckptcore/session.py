@@ -21,6 +21,8 @@ from ckptcore.store import Store
 from ckptcore.storereads import record_bytes
 
 HANDOVER_TIMEOUT = 600.0
+_TOLD = b"+"
+"""Begins the message of a rank that has succeeded; a failure is a JSON object."""
 T = TypeVar("T")
 
 
@@ -74,15 +76,23 @@ def together(channel: Channel, work: Callable[[], T], *, timeout: float, what: s
 
     Otherwise every rank raises the error of the same rank. Damage anywhere counts as damage everywhere.
     """
-    result, error = None, None
+    return together_telling(channel, work, lambda _: b"", timeout=timeout, what=what)[0]
+
+
+def together_telling(
+    channel: Channel, work: Callable[[], T], tell: Callable[[T], bytes], *, timeout: float, what: str
+) -> tuple[T, list[bytes]]:
+    """As `together`; also gives what `tell` says of every rank's result, in rank order."""
+    result, error, message = None, None, b""
     try:
         result = work()
+        message = _TOLD + tell(result)
     except Exception as caught:  # noqa: BLE001 -- whatever it is, the other ranks must not wait for this one
-        error = caught
-    told = channel.gather(b"" if error is None else _failure(error), timeout=timeout, what=what)
-    failures = [(rank, data) for rank, data in enumerate(told) if data]
+        error, message = caught, _failure(caught)
+    told = channel.gather(message, timeout=timeout, what=what)
+    failures = [(rank, data) for rank, data in enumerate(told) if not data.startswith(_TOLD)]
     if not failures:
-        return cast("T", result)
+        return cast("T", result), [data.removeprefix(_TOLD) for data in told]
     rank, data = next((item for item in failures if is_damage(_error(item[1], 0))), failures[0])
     raise error if error is not None and rank == channel.rank else _error(data, rank)
 

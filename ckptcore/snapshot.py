@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ckptcore import guarantees, names, records, values
+from ckptcore import guarantees, names, records, union, values
 from ckptcore.backend import Backend, Flat
 from ckptcore.clock import Clock
 from ckptcore.errors import CallError
 from ckptcore.guarantees import Derived, Described
-from ckptcore.layout import make_plan
+from ckptcore.layout import ArrayFacts, make_plan
 from ckptcore.ledger import Decided, manifest_of
+from ckptcore.names import GenerationId
+from ckptcore.session import together_telling
+from ckptcore.union import EXCHANGE_TIMEOUT, Exchange, United
 from ckptcore.writer import Identity, Shard
 
 
@@ -21,7 +24,7 @@ class Order:
     """One save as the caller asked for it.
 
     `latest` is the commit it continues from, None for the first; `remapped` says that the ranks took one another's
-    state from it.
+    state from it. `obstacle` says why nothing may refer to a commit, None if it may.
     """
 
     components: Mapping[str, Any]
@@ -32,28 +35,47 @@ class Order:
     unchanged: Sequence[str]
     latest: Decided | None
     remapped: bool
+    obstacle: Callable[[GenerationId], str | None]
     clock: Clock
 
 
-def take(backend: Backend, identity: Identity, order: Order, *, chunk_bytes: int, limit: int | None) -> Shard:
+@dataclass(frozen=True)
+class Limits:
+    """The most bytes of one chunk, and of one snapshot (None: no bound)."""
+
+    chunk_bytes: int
+    staging_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Prepared:
+    """What this rank knows by itself before anything is copied."""
+
+    flat: Flat
+    references: Mapping[str, Decided]
+    guarantee: records.Guarantee
+    encoded: Mapping[str, Any]
+    metadata: Any
+
+
+def take(backend: Backend, identity: Identity, order: Order, exchange: Exchange, limits: Limits) -> Shard:
     """Flatten, prove the guarantee, lay out, and copy what this rank writes to where no later step can change it.
 
-    `limit` bounds the bytes staged. Raises a `CallError` that names the leaf, or `StagingLimit` before anything is copied.
+    Raises a `CallError` that names the leaf, or `StagingLimit` before anything is copied.
     """
     captured = order.clock.utc()
-    references = _references(order, identity.participants)
-    flat = backend.flatten(order.components)
-    _check_rank_zero(flat, order.derived)
-    plan = make_plan(flat.components, flat.arrays, flat.values, rank=identity.rank, chunk_bytes=chunk_bytes)
-    facts = {**flat.components, **{name: manifest_of(source).components[name] for name, source in references.items()}}
-    guarantee = _promise(order, facts)
-    encoded = {
-        value.name: values.encode(value.value, where=names.show_path(value.component, value.path)) for value in flat.values
-    }
-    metadata = None if order.metadata is None else values.encode(order.metadata, where="metadata")
-    topology = backend.topology(flat.meshes)
+    prepared, united = _agreed(backend, identity, order, exchange)
+    flat, references = prepared.flat, prepared.references
+    plan = make_plan(
+        flat.components,
+        united.arrays,
+        united.values,
+        rank=identity.rank,
+        chunk_bytes=limits.chunk_bytes,
+        elsewhere=united.elsewhere,
+    )
+    topology = backend.topology(united.meshes)
     own = {name: [plan.grids[name].cell(cell) for cell in cells] for name, cells in plan.own.items()}
-    replicated = [array.name for array in flat.arrays if array.host_replicated and array.alias is None]
     lead = None
     if identity.rank == 0:
         lead = records.Lead(
@@ -63,18 +85,57 @@ def take(backend: Backend, identity: Identity, order: Order, *, chunk_bytes: int
             parent_manifest=order.latest.digest if order.latest else None,
             versions=backend.versions(),
             references={name: str(source.generation) for name, source in references.items()},
-            metadata=metadata,
+            metadata=prepared.metadata,
         )
     return Shard(
         identity=identity,
-        guarantee=guarantee,
+        guarantee=prepared.guarantee,
         topology=topology,
         plan=plan,
         flat=flat,
-        staged=flat.stage(own, replicated, limit),
-        values=encoded,
+        staged=flat.stage(own, [array.name for array in united.arrays if _is_compared(array)], limits.staging_bytes),
+        values=prepared.encoded,
+        kept=frozenset(value.name for value in united.values if value.keeper == identity.rank),
         lead=lead,
     )
+
+
+def _agreed(backend: Backend, identity: Identity, order: Order, exchange: Exchange) -> tuple[_Prepared, United]:
+    """What is to be saved, with all holders of every leaf. Where ranks have leaves of their own they exchange them."""
+
+    def prepare() -> _Prepared:
+        return _prepare(backend, identity, order)
+
+    if not backend.partial:
+        prepared = prepare()
+        flat = prepared.flat
+        return prepared, United(arrays=flat.arrays, values=flat.values, meshes=flat.meshes)
+    what = "whether every rank can save its state"
+    prepared, told = together_telling(
+        exchange.channel, prepare, lambda done: union.digest_of(union.describe(done.flat)), timeout=EXCHANGE_TIMEOUT, what=what
+    )
+    return prepared, exchange.complete(prepared.flat, told)
+
+
+def _prepare(backend: Backend, identity: Identity, order: Order) -> _Prepared:
+    for name in order.components:
+        names.check_component(name)
+    references = _references(order, identity)
+    flat = backend.flatten(order.components)
+    _check_rank_zero(flat, order.derived)
+    facts = {**flat.components, **{name: manifest_of(source).components[name] for name, source in references.items()}}
+    return _Prepared(
+        flat=flat,
+        references=references,
+        guarantee=_promise(order, facts),
+        encoded={leaf.name: values.encode(leaf.value, where=names.show_path(leaf.component, leaf.path)) for leaf in flat.values},
+        metadata=None if order.metadata is None else values.encode(order.metadata, where="metadata"),
+    )
+
+
+def _is_compared(array: ArrayFacts) -> bool:
+    """Whether several ranks hold the array by themselves and have to agree on it."""
+    return array.host_replicated and array.alias is None and any(len(holders) > 1 for holders in array.shards.values())
 
 
 def _promise(order: Order, facts: Mapping[str, Described]) -> records.Guarantee:
@@ -95,7 +156,7 @@ def _check_rank_zero(flat: Flat, derived: Derived) -> None:
                 )
 
 
-def _references(order: Order, participants: int) -> dict[str, Decided]:
+def _references(order: Order, identity: Identity) -> dict[str, Decided]:
     """The commit that each unchanged component is taken from."""
     references: dict[str, Decided] = {}
     for name in order.unchanged:
@@ -103,9 +164,19 @@ def _references(order: Order, participants: int) -> dict[str, Decided]:
             raise CallError(f"component {name!r} is both given and declared unchanged")
         if order.latest is None or name not in manifest_of(order.latest).components:
             raise CallError(f"component {name!r} is declared unchanged, but the checkpoint before lacks it; save it once")
-        _check_reference(name, manifest_of(order.latest), order, participants)
+        _check_reference(name, manifest_of(order.latest), order, identity.participants)
+        if identity.rank == 0:  # one rank asks the store; the others hear of it
+            _check_source(name, order.latest, order)
         references[name] = order.latest
     return references
+
+
+def _check_source(name: str, latest: Decided, order: Order) -> None:
+    source = manifest_of(latest).components[name].source
+    home = latest.generation if source is None else GenerationId.parse(source)
+    found = order.obstacle(home)
+    if found is not None:
+        raise CallError(f"component {name!r} is declared unchanged, but {home}, which holds it, is {found}; save it again")
 
 
 def _check_reference(name: str, before: records.Manifest, order: Order, participants: int) -> None:

@@ -97,13 +97,22 @@ class Parent(Struct, frozen=True, kw_only=True):
     components: list[ComponentName]
 
 
+class Origin(Struct, frozen=True, kw_only=True):
+    """The checkpoint in another format from which a run was warm-started."""
+
+    format: Word
+    url: Text
+    digest: Digest
+
+
 class Run(Record, frozen=True, kw_only=True):
-    """`run.json`: the identity of a run."""
+    """`run.json`: the identity of a run. It has a parent, or an origin, or neither."""
 
     format: Literal["ckpt/run"] = "ckpt/run"
     run_id: RunId
     created: Time
     parent: Parent | None = None
+    origin: Origin | None = None
 
 
 class Claim(Record, frozen=True, kw_only=True):

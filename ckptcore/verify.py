@@ -12,7 +12,8 @@ from ckptcore.digests import check, component_digest
 from ckptcore.errors import Damaged, DamageError, UnsupportedFormat
 from ckptcore.geometry import Box
 from ckptcore.names import GenerationId
-from ckptcore.reader import Checkpoint, StoredLeaf
+from ckptcore.readable import StoredLeaf
+from ckptcore.reader import Checkpoint
 from ckptcore.records import ArrayLeaf
 from ckptcore.store import Store
 from ckptcore.storereads import THREADS, bounded_bytes, exists, has_size

@@ -51,6 +51,8 @@ class Shard:
     staged: Staged
     values: Mapping[str, Any]
     """Encoded JSON leaves by layout name: part of the snapshot, since what they came from may change."""
+    kept: frozenset[str]
+    """The global JSON leaves that this rank stores for all."""
     lead: records.Lead | None
     phases: dict[str, int] = field(default_factory=dict)
     """Microseconds by phase."""
@@ -119,14 +121,14 @@ class _Writer:
         written = {}
         for component, table in self.shard.plan.layout.components.items():
             named = {leaf.name for leaf in table.leaves}
-            skipped = flat.components[component].rank_zero and self.rank != 0
+            stated = named & self.shard.values.keys()
+            if flat.components[component].rank_zero:
+                stated &= self.shard.kept
             written[component] = Written(
                 bytes=sum(array.nbytes for name in named & staged.chunks.keys() for array in staged.chunks[name]),
                 chunks={name: sorted(chunks[name].items()) for name in sorted(named & chunks.keys())},
-                values={}
-                if skipped
-                else {name: value_digest(self.shard.values[name]) for name in sorted(named & self.shard.values.keys())},
-                replicas={} if skipped else {name: digest(staged.whole[name]) for name in sorted(named & staged.whole.keys())},
+                values={name: value_digest(self.shard.values[name]) for name in sorted(stated)},
+                replicas={name: digest(staged.whole[name]) for name in sorted(named & staged.whole.keys())},
             )
         return written
 
@@ -136,7 +138,7 @@ class _Writer:
         for value in self.shard.flat.values:
             if self.shard.flat.components[value.component].scope == "rank":
                 own.setdefault(value.component, {})[value.name] = self.shard.values[value.name]
-            elif self.rank == 0:
+            elif value.name in self.shard.kept:
                 shared.setdefault(value.component, {})[value.name] = self.shard.values[value.name]
         if not shared and not own:
             return None

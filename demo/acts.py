@@ -1,4 +1,4 @@
-"""The four acts: the reference, a rank killed in its write, the coordinator killed, other hardware."""
+"""The five acts: the reference, a rank killed in its write, the coordinator killed, other hardware, another framework."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from demo import compare, store_view
+import ckptcore
+from demo import compare, handover, store_view
 from demo.compare import Check, percent
 from demo.job import SAVE_EVERY, STEPS_PER_EPOCH, TRAIN_SAMPLES, Kill
 from demo.outcome import Outcome, batches, bit_identical
@@ -48,6 +49,7 @@ class Play:
             (f"rank 1 is killed while it writes its shards of step {WRITE_KILL.step}", self._killed_in_write),
             (f"rank 0 is killed after all receipts of step {COMMIT_KILL.step}, before it commits", self._killed_before_commit),
             ("act 1's wreck on 1 process × 4 devices, mesh 4 × 1, accepting `coverage`", self._other_hardware),
+            ("act 1's wreck in PyTorch, on 4 processes (FSDP2), accepting `coverage`", self._other_framework),
         ]
         acts: list[Act] = []
         for number, (title, scene) in enumerate(scenes):
@@ -74,7 +76,8 @@ class Play:
     def _killed_in_write(self) -> Scene:
         """Act 1: one rank dies in the middle of its shards. Its save is refused, the one before is resumed."""
         wreck, torn = self._stage.kill("act-1", WRITE_KILL)
-        shutil.copytree(self._stage.store("act-1"), self._stage.store("act-3"))
+        for act in ("act-3", "act-4"):
+            shutil.copytree(self._stage.store("act-1"), self._stage.store(act))
         held = WRITE_KILL.rank not in torn.receipts and torn.decision != "commit"
         before = [_killed(WRITE_KILL, wreck, torn), Check("the torn save was no checkpoint", torn.state, held=held)]
         outcome, base = self._stage.restart("act-1")
@@ -117,6 +120,36 @@ class Play:
         ]
         figures = {"epochs": len(used) / STEPS_PER_EPOCH, "largest_loss_difference": drift}
         return checks, {**_figures(base, wreck), **figures}
+
+    def _other_framework(self) -> Scene:
+        """Act 4: what act 1 left behind is taken over by a torch program. Its own checkpoints go into the same run."""
+        reference, wreck = self._outcomes["act-0"].logs, self._wrecks["act-1"]
+        store = self._stage.store("act-4")
+        outcome, base = self._stage.restart("act-4", framework="torch", ranks=4, accept="coverage")
+        log = outcome.logs[0]
+        start, accuracy = log.start or 0, log.accuracy or 0.0
+        used = {step: samples for step, samples in batches(wreck).items() if step <= start} | batches(outcome.logs)
+        expected = handover.expected(store, str(base.get("generation")))
+        arrived = [
+            difference
+            for rank in range(len(outcome.logs))
+            for difference in compare.array_differences(expected, outcome.arrays_of(rank))
+        ]
+        newest = ckptcore.open_run(store)
+        manifest, whole = newest.checkpoint().manifest, newest.verify(deep=True).ok
+        self._stage.say(f"  {log.last - start} steps in torch, loss {log.loss(log.last):.4f}, test accuracy {percent(accuracy)}")
+        checks = [
+            _resumed(base, outcome, WRITE_KILL.step - SAVE_EVERY, "newest"),
+            compare.identical("parameters and moments arrive", arrived, f"{len(expected)} arrays on 4 ranks, bit-identical"),
+            *_coverage(batches(reference), used),
+            Check("it went on learning", f"test accuracy {percent(accuracy)}", held=accuracy > 0.9),
+            Check(
+                "the run goes on in torch",
+                f"{manifest.generation}, written by {manifest.topology.framework}, every byte verified",
+                held=whole and manifest.topology.framework == "torch" and manifest.step == log.last,
+            ),
+        ]
+        return checks, {**_figures(base, wreck), "accuracy": accuracy}
 
     def _decision(self, name: str, act: str, view: GenerationView, decision: str) -> Check:
         """Whether a save that was undecided before the restart is now decided, and how."""

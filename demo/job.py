@@ -27,13 +27,14 @@ class Job:
     """One launch of the training job.
 
     `folder` gets each process's log (`rank-0.jsonl`) and final state (`rank-0.npz`).
-    `mesh` is the shape of the device mesh (data, model): `ranks` times `devices` in all.
+    `framework` is that of the program. `mesh` is the shape of JAX's device mesh (data, model): `ranks` times `devices` in all.
     `accept` is the guarantee that the caller accepts when `exact` cannot be kept.
     """
 
     url: str
     folder: str
     cache: str
+    framework: Literal["jax", "torch"] = "jax"
     ranks: int = 2
     devices: int = 2
     mesh: tuple[int, int] = (2, 2)

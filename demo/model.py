@@ -15,12 +15,9 @@ import numpy as np
 import optax
 from flax import linen as nn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from sklearn.datasets import load_digits
 
-from demo.job import STEPS_PER_EPOCH, TRAIN_SAMPLES
-
-CLASSES = 10
-PIXELS = 64
+from demo.data import CLASSES, PIXELS
+from demo.job import STEPS_PER_EPOCH
 
 
 class Classifier(nn.Module):
@@ -36,14 +33,6 @@ class Classifier(nn.Module):
             hidden = nn.relu(nn.Dense(self.width)(hidden))
             hidden = nn.Dropout(0.2, deterministic=not train)(hidden)
         return nn.Dense(CLASSES)(hidden)
-
-
-def digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Scikit-learn's handwritten digits: (images, labels) to train on, and the rest to test with."""
-    images, labels = load_digits(return_X_y=True)
-    order = np.random.default_rng(0).permutation(len(labels))  # the file is sorted by writer
-    images, labels = (images / 16).astype(np.float32)[order], labels.astype(np.int32)[order]
-    return (images[:TRAIN_SAMPLES], labels[:TRAIN_SAMPLES]), (images[TRAIN_SAMPLES:], labels[TRAIN_SAMPLES:])
 
 
 def make_mesh(shape: tuple[int, int]) -> Mesh:

@@ -29,6 +29,10 @@ class Outcome:
                 arrays |= {f"rank {rank} {name}": stored[name] for name in stored}
         return cls(logs=logs, arrays=arrays)
 
+    def arrays_of(self, rank: int) -> dict[str, np.ndarray]:
+        """What one rank left, by the names that it gave."""
+        return {key.split(" ", 2)[2]: array for key, array in self.arrays.items() if key.startswith(f"rank {rank} ")}
+
     def component(self, name: str) -> dict[str, np.ndarray]:
         """The final shards of one component."""
         return {key: array for key, array in self.arrays.items() if key.split(" ", 2)[2].startswith(f"['{name}']")}

@@ -24,6 +24,7 @@ from demo.run_log import RankLog, read_log
 ROOT = Path(__file__).parents[1]
 POLL_SECONDS = 0.05
 JOB_SECONDS = 120.0
+PROGRAMS = {"jax": "demo.train", "torch": "demo.train_torch"}
 
 
 class LaunchFailed(Exception):
@@ -112,7 +113,7 @@ class Launch:
             process.wait()
 
     def _start(self, rank: int, port: int) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "demo.train", str(rank), str(port), self.job.to_json()]
+        command = [sys.executable, "-m", PROGRAMS[self.job.framework], str(rank), str(port), self.job.to_json()]
         with self.job.errors(rank).open("wb") as errors:
             return subprocess.Popen(command, cwd=ROOT, env=_environment(), stdout=errors, stderr=errors)
 

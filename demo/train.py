@@ -19,9 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxckpt
+from demo.data import digits
 from demo.faults import killer
 from demo.job import BATCH, SAVE_EVERY, TRAIN_SAMPLES, Job
-from demo.model import Trainer, digits, make_mesh
+from demo.model import Trainer, make_mesh
 from demo.run_log import write_line
 
 HEARTBEAT_SECONDS = 10

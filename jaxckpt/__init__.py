@@ -21,6 +21,7 @@ from ckptcore.events import Event
 from ckptcore.guarantees import Approximate
 from ckptcore.handle import SaveHandle
 from ckptcore.keep import Best, Keep
+from ckptcore.safetensors import Safetensors
 from ckptcore.sampler import Sampler
 from ckptcore.schedule import Every
 from ckptcore.store import Storage
@@ -37,6 +38,7 @@ __all__ = [
     "PerRank",
     "RankZero",
     "Restored",
+    "Safetensors",
     "Sampler",
     "SaveHandle",
     "Storage",

@@ -34,6 +34,7 @@ class JaxBackend:
 
     label: str = ""
     framework: str = field(default="jax", init=False)
+    partial: bool = field(default=False, init=False)
 
     def channel(self) -> Channel:
         """A new channel over all JAX processes. Every process opens its channels in the same order."""
@@ -59,6 +60,9 @@ class JaxBackend:
     def target(self, like: Mapping[str, Any]) -> JaxTarget:
         """What a restore into `like` needs. Raises `UnsupportedLeaf` naming the path and the type."""
         return target(like)
+
+    def release(self) -> None:
+        """Nothing is kept: every snapshot is let go when it is written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +96,8 @@ class JaxTarget(Target):
         made = {name: [_made(*slot, found) for slot in slots] for name, slots in self.slots.items()}
         for wanted, leaf in (slot for slots in self.slots.values() for slot in slots):
             if wanted.kind == "any" and wanted.name in found:
-                parts.set_state(leaf, found[wanted.name].value, where=show_path(wanted.component, wanted.path))
+                where = show_path(wanted.component, wanted.path)
+                parts.set_state(leaf, found[wanted.name].tree(where=where), where=where)
         return {name: _rewrapped(self.like[name], self.trees[name].build(made[name])) for name in self.like}
 
 

@@ -15,8 +15,9 @@ from typing import Any
 import jax
 from jax._src import distributed  # jax.distributed does not show its client
 
+from ckptcore import channel
 from ckptcore.channel import Channel, LocalChannel
-from ckptcore.errors import CallError, CheckpointError, DeadlineExceeded
+from ckptcore.errors import CallError, CheckpointError
 
 _PREFIX = "jaxckpt"
 
@@ -91,10 +92,7 @@ class JaxChannel:
             else:
                 found[rank] = data
         if late:
-            names = ("rank " if len(late) == 1 else "ranks ") + ", ".join(map(str, late))
-            raise DeadlineExceeded(
-                f"{what}: nothing from {names} of {self.size} after {timeout:g} s. Look at the logs there, then restart the job."
-            )
+            raise channel.late(what, late, self.size, timeout)
         return [found[rank] for rank in ranks]
 
     def _wait(self, rank: int, deadline: float, what: str) -> bytes | None:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from ckptcore import checkpointer, run
 from ckptcore.events import Listener
+from ckptcore.foreign import Start
 from ckptcore.geometry import CHUNK_BYTES
 from ckptcore.guarantees import Derived
 from ckptcore.keep import Keep
@@ -32,8 +33,8 @@ class Checkpointer(checkpointer.Checkpointer):
       require: the least guarantee that a save must give: `exact`, `coverage`, `replay` or `weights`.
       derived: needs of the guarantee that are met inside another component, or by the step:
         `{"schedule": "optimizer", "rng": "step"}`, `{"data": Approximate(samples)}`.
-      start_from: URL of a run whose weights a new run starts from, at step 0. Used only while this run has no
-        checkpoint of its own.
+      start_from: URL of a run whose weights a new run starts from, at step 0, or a checkpoint in another format
+        (`ckptcore.safetensors.Safetensors`). Used only while this run has no checkpoint of its own.
       on_preemption: `save` saves, after SIGTERM, at a step that all processes agree on, and raises `Preempted`;
         `ignore` leaves the signal alone.
       coordinator_timeout: seconds that a save waits for every process's receipt before it is aborted.
@@ -52,7 +53,7 @@ class Checkpointer(checkpointer.Checkpointer):
         interval: int | Every | None = None,
         require: Level | None = None,
         derived: Derived | None = None,
-        start_from: str | os.PathLike[str] | None = None,
+        start_from: Start | None = None,
         on_preemption: Literal["save", "ignore"] = "save",
         coordinator_timeout: float = 600.0,
         max_staging_bytes: int | None = None,

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ckptcore import components as parts
-from ckptcore import dtypes, nested, records, restore, snapshot
+from ckptcore import dtypes, nested, notes, records, restore, snapshot
 from ckptcore.backend import Flat, Found, Staged, Target, Wanted
 from ckptcore.channel import Channel, LocalChannel
 from ckptcore.checkpointer import Checkpointer
@@ -32,6 +32,7 @@ from ckptcore.names import GenerationId
 from ckptcore.reader import Checkpoint
 from ckptcore.records import StoreFacts
 from ckptcore.store import Store
+from ckptcore.union import Exchange
 from ckptcore.verify import check_whole, verify
 from ckptcore.writer import Identity, Shard, write
 
@@ -210,7 +211,7 @@ class HostTarget(Target):
                 raise StructureMismatch("nothing to keep", [wanted.name])
             return leaf
         if found.boxes is None:
-            return found.value
+            return found.value if found.below is None else found.tree(where=wanted.name)
         (local,) = found.boxes.values()
         return Sharded(local, leaf.shape, leaf.dtype, leaf.rank, leaf.size) if isinstance(leaf, Sharded) else local
 
@@ -222,6 +223,7 @@ class HostBackend:
     link: Channel = field(default_factory=LocalChannel)
     framework: str = "host"
     numpy: str = np.__version__
+    partial: bool = False
 
     def channel(self) -> Channel:
         return self.link
@@ -235,6 +237,9 @@ class HostBackend:
 
     def topology(self, meshes: Sequence[records.Mesh]) -> records.Topology:  # noqa: ARG002 - hosts have none
         return topology(self.link.size)
+
+    def release(self) -> None:
+        pass
 
     def flatten(self, components: Mapping[str, Any]) -> HostFlat:
         facts, arrays, values, sources = {}, [], [], {}
@@ -266,6 +271,7 @@ class HostBackend:
             itemsize=dtypes.itemsize(dtype),
             shards=shards,
             host_replicated=isinstance(leaf, np.ndarray) and facts.scope == "global" and not facts.rank_zero,
+            local=isinstance(leaf, np.ndarray) and facts.scope == "global",
         )
 
     def target(self, like: Mapping[str, Any]) -> HostTarget:
@@ -378,7 +384,7 @@ class Job:
 
     def shard(self, generation: GenerationId, rank: int, **changes: Any) -> Shard:
         """What `rank` would write: its part of `state_of(step, rank, size)`."""
-        assert self.incarnation is not None
+        identity = self.identity(generation, rank)
         wanted: dict[str, Any] = {
             "components": self.state_of(generation.step, rank, self.size),
             "derived": DERIVED,
@@ -388,11 +394,13 @@ class Job:
             "unchanged": (),
             "latest": self.latest,
             "remapped": False,
+            "obstacle": lambda generation: notes.obstacle(self.store, identity.run_id, generation),
             "clock": self.clock,
         }
         backend = HostBackend(ThreadChannel(Hub(self.size), rank))
         order = snapshot.Order(**wanted | changes)
-        return snapshot.take(backend, self.identity(generation, rank), order, chunk_bytes=CHUNK_BYTES, limit=None)
+        limits = snapshot.Limits(chunk_bytes=CHUNK_BYTES)
+        return snapshot.take(backend, identity, order, Exchange(backend.link), limits)
 
     def identity(self, generation: GenerationId, rank: int) -> Identity:
         assert self.incarnation is not None

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckptcore import notes
+from ckptcore import ledger, notes
 from ckptcore.channel import Channel
 from ckptcore.checkpointer import Restored
+from ckptcore.clock import Clock
 from ckptcore.components import PerRank
 from ckptcore.errors import (
     CallError,
@@ -255,6 +256,25 @@ def test_an_unchanged_component_is_kept_by_retention_and_restored(place: Path) -
         restored = ckpt.restore_or_init(must_not_init, like=state(0))
         assert same(restored.components["params"], state(10)["params"])
         assert same(restored.components["optimizer"], state(40)["optimizer"])
+
+
+@pytest.mark.parametrize("mark", ["quarantine", "damaged", "retired"])
+def test_what_nobody_should_resume_from_is_not_referred_to(place: Path, mark: Any) -> None:
+    """The component lies in the first save: that one counts, not the save before."""
+    rest = {key: value for key, value in state(20).items() if key != "params"}
+    with checkpointer(place) as ckpt:
+        first = ckpt.save(10, state(10)).result()
+        ckpt.save(20, rest, unchanged=["params"]).result()
+        store, home = file_store(place), GenerationId.parse(first.generation)
+        if mark == "retired":
+            ledger.retire(store, ledger.commit(store, first.run_id, home), "a test", clock=Clock())
+        else:
+            notes.write(store, first.run_id, home, mark, clock=Clock(), text="a loss spike")
+        with pytest.raises(CallError, match=rf"'params' is declared unchanged, but {home}, which holds it, is .*{mark}"):
+            ckpt.save(30, rest, unchanged=["params"])
+        again = ckpt.save(30, state(30)).result()
+        assert again.components["params"].source is None
+        assert ckpt.save(40, rest, unchanged=["params"]).result().components["params"].source == again.generation
 
 
 # Preemption

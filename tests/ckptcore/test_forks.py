@@ -20,7 +20,7 @@ from ckptcore.keep import Keep
 from ckptcore.names import GenerationId
 from ckptcore.run import open_run
 from tests.ckptcore.failing import FaultyStore
-from tests.ckptcore.support import check_commits, checkpointer, file_store, flip, on_ranks, same, state
+from tests.ckptcore.support import SHAPE, check_commits, checkpointer, file_store, flip, on_ranks, same, state, weights
 
 
 def fresh() -> dict[str, Any]:
@@ -286,3 +286,16 @@ def test_a_read_only_parent_is_enough(
     spoil(parent, NEWEST)
     with pytest.raises(Damaged, match="Fork another generation"):
         begin(place / "child", parent)
+
+
+def test_a_fork_into_the_stages_of_a_pipeline(parent: Path, place: Path) -> None:
+    """Each rank takes what it has of the parent's weights; what other ranks take is not too much."""
+    own = [{"w": np.zeros(SHAPE, np.float32)}, {"b": np.zeros(3)}]
+
+    def first(link: Channel) -> Restored:
+        with checkpointer(place / "child", link, start_from=parent) as ckpt:
+            return ckpt.restore_or_init(lambda: {"params": own[link.rank]}, like={"params": own[link.rank]})
+
+    one, other = on_ranks(2, first)
+    assert same(one.components["params"], {"w": weights(20)})
+    assert same(other.components["params"], {"b": np.full(3, 20.0)})

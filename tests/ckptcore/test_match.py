@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -14,7 +15,7 @@ from ckptcore.errors import CallError, StructureMismatch
 from ckptcore.geometry import Box
 from ckptcore.match import Match, Rules, cast_name, match
 from ckptcore.names import Path, array_name
-from ckptcore.reader import StoredLeaf
+from ckptcore.readable import StoredLeaf
 from ckptcore.records import ArrayLeaf, ValueLeaf
 
 W: Path = (("key", "w"),)
@@ -34,6 +35,29 @@ def value(path: Path = W, component: str = "params") -> StoredLeaf:
     return StoredLeaf(component, ValueLeaf(path=path, name=array_name(component, path)), None)
 
 
+@dataclass(frozen=True)
+class Source:
+    """A readable of which only the values are looked at."""
+
+    held: Any
+    title: str = "generation 7"
+    framework: str = "host"
+    names: tuple[str, ...] = ("params",)
+
+    def value(self, leaf: StoredLeaf) -> Any:  # noqa: ARG002
+        return self.held
+
+    def leaves(self, component: str, rank: int | None = None) -> dict[str, StoredLeaf]:  # noqa: ARG002
+        raise AssertionError
+
+    def read(self, wanted: Any) -> Any:  # noqa: ARG002
+        raise AssertionError
+
+    def digest(self, leaf: StoredLeaf) -> str | None:
+        """As if the last letter of the name were its content."""
+        return leaf.name[-1]
+
+
 def wants(path: Path = W, kind: Any = "array", component: str = "params", **facts: Any) -> Wanted:
     if kind == "array":
         facts = {"dtype": "float32", "shape": (4,)} | facts
@@ -42,7 +66,7 @@ def wants(path: Path = W, kind: Any = "array", component: str = "params", **fact
 
 
 def pair(wanted: list[Wanted], stored: list[StoredLeaf], value_: Any = None, **rules: Any) -> Match:
-    return match(wanted, {leaf.name: leaf for leaf in stored}, lambda _: value_, Rules(**rules), where="generation 7")
+    return match(wanted, {leaf.name: leaf for leaf in stored}, Source(value_), Rules(**rules))
 
 
 def differences(wanted: list[Wanted], stored: list[StoredLeaf], value_: Any = None, **rules: Any) -> tuple[str, ...]:
@@ -198,7 +222,7 @@ def test_empty_nodes_come_back_as_they_are(empty: Any) -> None:
 
 
 def test_an_object_takes_all_that_lies_below_its_path() -> None:
-    below = [array((("key", "a"), ("key", "b")), component="data"), value((("key", "a"), ("index", 0)), component="data")]
+    below = [value((("key", "a"), ("index", 0)), component="data"), array((("key", "a"), ("key", "b")), component="data")]
     wanted = wants((("key", "a"),), "any", "data")
     assert pair([wanted], below).trees == [(wanted, below)]
     assert "not in the checkpoint" in differences([wants((("key", "ab"),), "any", "data")], below)[0]
@@ -208,3 +232,38 @@ def test_a_key_with_a_dot_is_not_below_its_first_half() -> None:
     stored = [array((("key", "a.b"),), component="data")]
     assert differences([wants((("key", "a"),), "any", "data")], stored)
     assert pair([wants((("key", "a.b"),), "any", "data")], stored).trees
+
+
+def test_an_optional_leaf_may_be_absent() -> None:
+    assert pair([wants(X, "any", optional=True), wants()], [array()]).trees == []
+
+
+def test_what_other_ranks_take_is_not_left_over() -> None:
+    below = value((("key", "opt"), ("key", "m")))
+    stored = {leaf.name: leaf for leaf in (array(), array(X), below)}
+    elsewhere = [("params.x", False), ("params.opt", True)]
+    assert match([wants()], stored, Source(None), Rules(), elsewhere=elsewhere).arrays
+    with pytest.raises(StructureMismatch) as caught:
+        match([wants()], stored, Source(None), Rules(), elsewhere=[("params.op", True), ("params.x.y", False)])
+    assert len(caught.value.differences) == 2
+
+
+def test_a_tied_leaf_comes_from_any_of_its_names() -> None:
+    wanted = wants(tied=("params.x",))
+    tied = array(X, alias="params.w")
+    assert pair([wanted], [array(), tied]).arrays == [(wanted, array())]
+    assert pair([wanted], [array(X)]).arrays == [(wanted, array(X))]
+
+
+def test_a_tied_leaf_needs_the_same_content_under_all_its_names() -> None:
+    equal = (("key", "other_w"),)
+    wanted = wants(tied=("params.other_w",))
+    assert pair([wanted], [array(), array(equal)]).arrays == [(wanted, array())]
+    (difference,) = differences([wants(tied=("params.x",))], [array(), array(X)])
+    assert "ties it to 'params.x', where the checkpoint holds other content" in difference
+
+
+def test_names_that_only_begin_alike_are_not_below() -> None:
+    wanted = wants((("key", "a"),), "any")
+    below, beside = array((("key", "a"), ("key", "b"))), array((("key", "a-b"),))
+    assert pair([wanted], [below, beside], extra="ignore").trees == [(wanted, [below])]

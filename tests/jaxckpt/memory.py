@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ckptcore import dtypes, nested, records
+from ckptcore import dtypes, records
 from ckptcore.backend import Flat, Found, Staged, Target, Wanted
 from ckptcore.geometry import Box, tiling_problems
 from ckptcore.layout import Plan, grid_of, make_plan
@@ -57,7 +57,7 @@ class Memory:
 
     def _find(self, wanted: Wanted) -> Found:
         if wanted.kind == "any":
-            return Found(value=nested.build(self._below(wanted), where=wanted.component))
+            return Found(below=self._below(wanted))
         if wanted.name in self.values:
             return Found(value=self.values[wanted.name])
         leaf = self.leaf(wanted.name)
@@ -75,9 +75,9 @@ class Memory:
             leaf for leaf in self.layout.components[wanted.component].leaves if leaf.path[: len(wanted.path)] == wanted.path
         ]
         return {
-            tuple(leaf.path[len(wanted.path) :]): self.read(leaf.name, Box.whole(leaf.shape))
+            tuple(leaf.path[len(wanted.path) :]): Found(boxes={(whole := Box.whole(leaf.shape)): self.read(leaf.name, whole)})
             if isinstance(leaf, records.ArrayLeaf)
-            else self.values[leaf.name]
+            else Found(value=self.values[leaf.name])
             for leaf in leaves
         }
 

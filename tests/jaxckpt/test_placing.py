@@ -319,7 +319,7 @@ def test_state_is_not_set_when_another_leaf_cannot_be_placed() -> None:
     loader = Loader("before")
     wanted = target({"data": loader, "extra": jax.ShapeDtypeStruct((), jnp.int8)})
     with pytest.raises(StructureMismatch):
-        wanted.place({"data": Found(value="after")})
+        wanted.place({"data": Found(below={(): Found(value="after")})})
     assert loader.state == "before"
 
 

@@ -1,0 +1,241 @@
+"""From a checkpoint of one framework to a view under the names of the other."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+from ckptcore.backend import Wanted
+from ckptcore.convert import modules, optimizers
+from ckptcore.convert.hyper import Hyper
+from ckptcore.convert.modules import Stored, Task, dotted
+from ckptcore.convert.naming import Names
+from ckptcore.convert.rules import Rule
+from ckptcore.convert.shown import Shape, Shown, is_array
+from ckptcore.convert.view import View
+from ckptcore.errors import CallError, NotFound, StructureMismatch
+from ckptcore.match import Elsewhere
+from ckptcore.names import Path
+from ckptcore.readable import Readable, StoredLeaf
+
+PLACES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"model": ("params", "batch_stats", "model"), "optimizer": ("optimizer", "opt_state")}
+)
+"""Torch's components, and where their content lies in a program that uses Flax, unless the caller says otherwise."""
+
+Places = Mapping[str, str | Sequence[str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion:
+    """How checkpoints of the framework `source` are seen by the other one.
+
+    Data only; make it with `flax_to_torch` or `torch_to_flax`.
+
+    `places` says for each component of torch where in Flax's program its content lies: in a component, or in
+    a part of one (`state.params`). Components that are in no place are seen as they are.
+    """
+
+    source: Literal["jax", "torch"]
+    names: Mapping[str, str] = field(default_factory=dict)
+    rules: tuple[Rule, ...] = ()
+    optimizer: Hyper | Mapping[str, Hyper] | None = None
+    places: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: PLACES)
+    count: int | None = None
+
+    def __post_init__(self) -> None:
+        Names(self.names)
+
+    def components(self, name: str) -> tuple[str, ...]:
+        """The components of the source that a target's component `name` draws from, as far as they exist."""
+        if self.source == "jax":
+            places = self.places.get(name, (name,))
+            return tuple(dict.fromkeys(place.partition(".")[0] for place in places))
+        drawn = [torch for torch, places in self.places.items() if any(place.partition(".")[0] == name for place in places)]
+        return tuple(drawn) or (name,)
+
+    def view(
+        self,
+        source: Readable,
+        wanted: Sequence[Wanted],
+        *,
+        missing: Literal["error", "keep"] = "error",
+        extra: Literal["error", "ignore"] = "error",
+        elsewhere: Collection[Elsewhere] = (),
+    ) -> View:
+        """`source` under the names of the target that wants `wanted`; `elsewhere` is what other ranks want of the target.
+
+        With `missing="keep"` the target may want what the source lacks, with `extra="ignore"` the source may have what
+        the target does not want. Otherwise both, and whatever is ambiguous or not understood, raise `StructureMismatch`
+        that lists all of it. Only records and the optimizer's counts are read. Raises `NotFound` if the source has none of the
+        components, `CallError` if the optimizer's hyper-parameters are needed and were not given.
+        """
+        task = Task(source=source, rules=self.rules, names=self.names, missing=missing == "keep", extra=extra == "ignore")
+        made = list(self._to_torch(task, wanted, elsewhere) if self.source == "jax" else self._to_flax(task, wanted))
+        if task.problems:
+            raise StructureMismatch(
+                f"{source.title} cannot be converted to what the target is; {len(task.problems)} problems:", task.problems
+            )
+        shown: dict[str, dict[str, Shown]] = {}
+        for item in made:
+            shown.setdefault(item.leaf.component, {})[item.leaf.name] = item
+        hidden = frozenset(name for target in shown for name in self.components(target))
+        return View(source=source, framework="torch" if self.source == "jax" else "jax", shown=shown, hidden=hidden)
+
+    def _to_torch(self, task: Task, wanted: Sequence[Wanted], elsewhere: Collection[Elsewhere]) -> Iterator[Shown]:
+        targets = {
+            component: [(leaf.path, leaf) for leaf in wanted if leaf.component == component]
+            for component in dict.fromkeys(leaf.component for leaf in wanted)
+            if component in self.places
+        }
+        shapes = _shapes([leaf for component in targets.values() for _, leaf in component])
+        for component, leaves in targets.items():
+            stored = self._stored(task, component)
+            if stored is None:
+                continue
+            if _is_optimizer(path for path, _ in leaves):
+                task.elsewhere = _below(elsewhere, f"{component}.state.")
+                yield from optimizers.to_torch(task, stored, leaves, self._hyper(component), shapes)
+            else:
+                task.elsewhere = _below(elsewhere, f"{component}.")
+                yield from modules.to_torch(task, stored, leaves)
+
+    def _to_flax(self, task: Task, wanted: Sequence[Wanted]) -> Iterator[Shown]:
+        targets: dict[str, list[tuple[Path, Wanted]]] = {}
+        placed = {place.partition(".")[0] for places in self.places.values() for place in places}
+        for leaf in wanted:
+            torch, path = self._place(leaf.component, leaf.path)
+            if torch is not None:
+                targets.setdefault(torch, []).append((path, leaf))
+            elif leaf.component in placed:
+                task.lacks(leaf, f"is in none of the places of components={dict(self.places)}")
+        source = task.source
+        for torch, leaves in targets.items():
+            if torch not in source.names:
+                if task.missing:
+                    continue
+                raise _not_found(source, leaves[0][1].component, [torch])
+            stored = _filled(source, [(leaf.record.path, leaf) for leaf in source.leaves(torch).values()])
+            if _is_optimizer(path for path, _ in stored):
+                yield from optimizers.to_flax(task, stored, leaves, self.count)
+            else:
+                yield from modules.to_flax(task, stored, leaves)
+
+    def _stored(self, task: Task, component: str) -> Stored | None:
+        """The leaves of Flax that a component of torch is made of; None if there are none, and none are needed."""
+        source = task.source
+        homes = [name for name in self.components(component) if name in source.names]
+        if not homes:
+            if task.missing:
+                return None
+            raise _not_found(source, component, self.components(component))
+        found: list[tuple[Path, StoredLeaf]] = []
+        for home in homes:
+            for leaf in source.leaves(home).values():
+                torch, path = self._place(home, leaf.record.path)
+                if torch == component:
+                    found.append((path, leaf))
+                elif torch is None and _filled(source, [(leaf.record.path, leaf)]):
+                    task.unused(leaf, f"is in none of the places of components={dict(self.places)}")
+        return _filled(source, found)
+
+    def _place(self, component: str, path: Path) -> tuple[str | None, Path]:
+        """The component of torch to which a leaf of Flax belongs, and its path there. The longest place counts."""
+        for depth in range(len(path), -1, -1):
+            place = ".".join([component, *(str(key) for _, key in path[:depth])])
+            torch = next((torch for torch, places in self.places.items() if place in places), None)
+            if torch is not None:
+                return torch, path[depth:]
+        return None, path
+
+    def _hyper(self, component: str) -> Hyper:
+        given = self.optimizer.get(component) if isinstance(self.optimizer, Mapping) else self.optimizer
+        if given is None:
+            raise CallError(
+                f"{component}: optax keeps no hyper-parameters; give them as flax_to_torch(optimizer=…), with"
+                " AdamW(lr=…, weight_decay=…), Adam(…) or SGD(…) of ckptcore.convert"
+            )
+        return given
+
+
+def flax_to_torch(
+    *,
+    names: Mapping[str, str] | None = None,
+    rules: Sequence[Rule] = (),
+    optimizer: Hyper | Mapping[str, Hyper] | None = None,
+    components: Places | None = None,
+) -> Conversion:
+    """Restore checkpoints of a program that uses Flax and optax into torch's modules and optimizers.
+
+    `names` translates prefixes of modules: `{"Dense_0": "fc1", "blocks_*.attn": "blocks.*.attn"}`, where `*` is text without
+    a dot. `rules` go before `FLAX_TORCH`. `optimizer` gives the hyper-parameters that optax does not keep (per component
+    of torch if there are several). `components` says where the content of torch's components lies in the
+    checkpoint, if not in `params`, `batch_stats` and `optimizer`: `{"model": ("state.params", "state.batch_stats"),
+    "optimizer": ("state.opt_state", "state.step")}` for a `TrainState` saved as `state`.
+    """
+    return Conversion(source="jax", names=dict(names or {}), rules=tuple(rules), optimizer=optimizer, places=_places(components))
+
+
+def torch_to_flax(
+    *,
+    names: Mapping[str, str] | None = None,
+    rules: Sequence[Rule] = (),
+    components: Places | None = None,
+    count: int | None = None,
+) -> Conversion:
+    """Restore checkpoints of torch's modules and optimizers into a program that uses Flax and optax.
+
+    The arguments are those of `flax_to_torch`, so that the same ones serve both ways. `count` is the number of steps made, for
+    a target that counts them when torch's optimizer, `SGD`, did not.
+    """
+    return Conversion(source="torch", names=dict(names or {}), rules=tuple(rules), places=_places(components), count=count)
+
+
+def _places(components: Places | None) -> Mapping[str, tuple[str, ...]]:
+    given = {name: (places,) if isinstance(places, str) else tuple(places) for name, places in (components or {}).items()}
+    places = {**PLACES, **given}
+    twice = [place for place in (p for some in given.values() for p in some) if sum(place in some for some in given.values()) > 1]
+    if twice:
+        raise CallError(f"components: {twice[0]!r} is a place of several components")
+    return {name: tuple(place for place in some if name in given or place not in _all(given)) for name, some in places.items()}
+
+
+def _all(places: Mapping[str, tuple[str, ...]]) -> set[str]:
+    return {place for some in places.values() for place in some}
+
+
+def _filled(source: Readable, leaves: Stored) -> Stored:
+    """The leaves without those of empty nodes."""
+    return [(path, leaf) for path, leaf in leaves if is_array(leaf) or not _is_empty(source.value(leaf))]
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, dict | list | tuple) and not value)
+
+
+def _is_optimizer(paths: Iterator[Path]) -> bool:
+    """Whether leaves with these paths are those of a torch optimizer: a module's have one key each."""
+    return any(path[:1] == (("key", "param_groups"),) or (len(path) > 1 and path[0] == ("key", "state")) for path in paths)
+
+
+def _shapes(wanted: Sequence[Wanted]) -> dict[str, Shape | None]:
+    """The shapes of parameters by name; None for a name that two modules have."""
+    shapes: dict[str, Shape | None] = {}
+    for leaf in wanted:
+        if leaf.kind == "array":
+            for name in (dotted(leaf.path), *modules.ties(leaf)):
+                shapes[name] = None if name in shapes and shapes[name] != leaf.shape else leaf.shape
+    return shapes
+
+
+def _below(elsewhere: Collection[Elsewhere], prefix: str) -> frozenset[str]:
+    return frozenset(name.removeprefix(prefix) for name, _ in elsewhere if name.startswith(prefix))
+
+
+def _not_found(source: Readable, component: str, homes: Sequence[str]) -> NotFound:
+    return NotFound(
+        f"{source.title} has none of {list(homes)}, of which {component!r} is made; it has {sorted(source.names)};"
+        f" say where its content lies with components="
+    )

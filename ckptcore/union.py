@@ -1,0 +1,201 @@
+"""What all ranks hold between them, from what each says of its own leaves (spec: layout; saving).
+
+The ranks of one JAX program see the same leaves and know all holders. Elsewhere they need not: a pipeline
+stage has leaves of its own, a tensor-parallel shard knows its own mesh only. Then every rank
+sends the digest of its leaf table; if they differ, the lowest rank with each of them sends the table itself. So equal
+ranks exchange a few bytes, however many leaves they have. Main thread only.
+
+`describe` and `unite` are pure: every rank that unites the same tables gets the same facts.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+
+from ckptcore import canonical, digests, dtypes, records
+from ckptcore.backend import Flat
+from ckptcore.channel import Channel
+from ckptcore.errors import UnsupportedLeaf
+from ckptcore.geometry import Box
+from ckptcore.layout import ArrayFacts, ValueFacts
+
+EXCHANGE_TIMEOUT = 600.0
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The distinct leaf tables of a job, and which ranks have each, in rank order."""
+
+    encoded: tuple[bytes, ...]
+    ranks: tuple[tuple[int, ...], ...]
+
+
+@dataclass
+class Exchange:
+    """Exchanges leaf tables between the ranks of a job; remembers those that it has seen, by digest."""
+
+    channel: Channel
+    _known: dict[str, bytes] = field(default_factory=dict)
+
+    def complete(self, flat: Flat, told: Sequence[bytes]) -> United:
+        """The facts of `flat` with all their holders. `told` are the digests of all ranks' tables, in rank order."""
+        own = describe(flat)
+        by_digest: dict[str, list[int]] = {}
+        for rank, digest in enumerate(told):
+            by_digest.setdefault(digest.decode(), []).append(rank)
+        if len(by_digest) == 1:
+            return unite(flat, Tables((own,), (tuple(range(len(told))),)))
+        self._learn(by_digest, own)
+        return unite(flat, Tables(tuple(self._known[d] for d in by_digest), tuple(tuple(r) for r in by_digest.values())))
+
+    def _learn(self, by_digest: Mapping[str, Sequence[int]], own: bytes) -> None:
+        """Every rank knows the same tables already, since all take part in every exchange: so all agree whether to talk."""
+        unknown = {digest: ranks[0] for digest, ranks in by_digest.items() if digest not in self._known}
+        if unknown:
+            mine = zlib.compress(own) if self.channel.rank in unknown.values() else b""
+            sent = self.channel.gather(mine, timeout=EXCHANGE_TIMEOUT, what="the leaves that other ranks hold")
+            self._known.update({digest: zlib.decompress(sent[rank]) for digest, rank in unknown.items()})
+        self._known = {digest: self._known[digest] for digest in by_digest}
+
+
+def describe(flat: Flat) -> bytes:
+    """The leaf table of one rank, less what is its own alone: canonical bytes, equal on ranks that have the same leaves.
+
+    Ranks are told which boxes lie where; for a leaf that each rank holds by itself (`local`), only that this one has it.
+    """
+    shardings: dict[tuple[Any, ...], int] = {}
+    arrays = [_array(facts, shardings) for facts in flat.arrays if flat.components[facts.component].scope == "global"]
+    values = [value.name for value in flat.values if flat.components[value.component].scope == "global"]
+    known = [[[list(box.start), list(box.stop), list(ranks)] for box, ranks in sharding] for sharding in shardings]
+    meshes = [msgspec.to_builtins(mesh) for mesh in flat.meshes]
+    return canonical.encode({"arrays": sorted(arrays), "values": sorted(values), "shardings": known, "meshes": meshes})
+
+
+def digest_of(table: bytes) -> bytes:
+    """What a rank says of its table: a digest."""
+    return digests.digest(table).encode()
+
+
+@dataclass(frozen=True, kw_only=True)
+class United:
+    """What a rank saves, with all holders, and the arrays that other ranks save: who writes what is balanced over all."""
+
+    arrays: Sequence[ArrayFacts]
+    values: Sequence[ValueFacts]
+    meshes: Sequence[records.Mesh]
+    elsewhere: Sequence[ArrayFacts] = ()
+
+
+def unite(flat: Flat, tables: Tables) -> United:
+    """The facts of `flat` with the holders that `tables` name.
+
+    Raises `UnsupportedLeaf` for an array that other ranks see with another type or shape, or hold in another way.
+    """
+    known: dict[str, _Known] = {}
+    keepers: dict[str, int] = {}
+    decoded = [canonical.decode(encoded, what="another rank's leaves") for encoded in tables.encoded]
+    for table, ranks in zip(decoded, tables.ranks, strict=True):
+        _read_table(table, ranks, known, keepers)
+    _check_nodes(known.keys(), keepers)
+    mine = {facts.name for facts in flat.arrays}
+    return United(
+        arrays=[replace(facts, shards=known[facts.name].shards()) if facts.name in known else facts for facts in flat.arrays],
+        meshes=unite_meshes(table["meshes"] for table in decoded),
+        values=[replace(value, keeper=keepers.get(value.name, value.keeper)) for value in flat.values],
+        elsewhere=[other.facts() for name, other in known.items() if name not in mine],
+    )
+
+
+def unite_meshes(meshes: Iterable[Sequence[Any]]) -> list[records.Mesh]:
+    """The distinct meshes that the ranks know, in one order on all of them."""
+    distinct = {canonical.encode(mesh): mesh for known in meshes for mesh in known}
+    return [msgspec.convert(distinct[encoded], records.Mesh) for encoded in sorted(distinct)]
+
+
+@dataclass
+class _Known:
+    """What the tables say of one global array: its type, the boxes on meshes, and the ranks that hold all of it."""
+
+    name: str
+    type: tuple[str, tuple[int, ...], str, bool]
+    """Dtype, shape, the array it is tied to, and whether the lowest rank's copy counts."""
+    first: int
+    boxes: dict[Box, set[int]] = field(default_factory=dict)
+    local: list[int] = field(default_factory=list)
+
+    def shards(self) -> Mapping[Box, tuple[int, ...]]:
+        if self.local and self.boxes:
+            raise UnsupportedLeaf(
+                f"{self.name}: rank {min(self.local)} holds it whole, other ranks as shards of a mesh;"
+                " place it alike on all ranks"
+            )
+        if self.local:
+            ranks = tuple(sorted(self.local))
+            return {Box.whole(self.type[1]): ranks[:1] if self.type[3] else ranks}
+        return {box: tuple(sorted(holders)) for box, holders in sorted(self.boxes.items())}
+
+    def facts(self) -> ArrayFacts:
+        """As much as it takes to balance the work."""
+        dtype, shape, alias, _ = self.type
+        component, _, rest = self.name.partition(".")
+        return ArrayFacts(
+            component=component,
+            path=(("key", rest),),
+            dtype=dtype,
+            stored_dtype=dtypes.stored_name(dtype),
+            shape=shape,
+            itemsize=dtypes.itemsize(dtype),
+            shards=self.shards(),
+            alias=alias or None,
+        )
+
+    def show(self) -> str:
+        dtype, shape, alias, lowest = self.type
+        tied = f", tied to {alias}" if alias else ""
+        return f"{dtype}{list(shape)}{tied}{', of which one copy counts' if lowest else ''}"
+
+
+def _check_nodes(arrays: Collection[str], keepers: Mapping[str, int]) -> None:
+    """Refuse what is a value on one rank and a container on another, such as a dict that is empty here and not there."""
+    ordered = sorted({*arrays, *keepers})
+    for name, following in pairwise(ordered):
+        if name in keepers and following.startswith(name + "."):
+            raise UnsupportedLeaf(
+                f"{name}: a value or an empty container on rank {keepers[name]}, but other leaves lie below it ({following});"
+                " give it the same form on all ranks, or leave it out where it is empty"
+            )
+
+
+def _array(facts: ArrayFacts, shardings: dict[tuple[Any, ...], int]) -> list[Any]:
+    place = -1
+    if not facts.local:
+        place = shardings.setdefault(tuple(facts.shards.items()), len(shardings))
+    lowest = facts.local and not facts.host_replicated
+    return [facts.name, facts.dtype, list(facts.shape), facts.alias or "", lowest, place]
+
+
+def _read_table(table: Any, ranks: Sequence[int], known: dict[str, _Known], keepers: dict[str, int]) -> None:
+    shardings = [
+        {Box(tuple(start), tuple(stop)): holders for start, stop, holders in sharding} for sharding in table["shardings"]
+    ]
+    for name, dtype, shape, alias, lowest, place in table["arrays"]:
+        array = _Known(name, (dtype, tuple(shape), alias, lowest), ranks[0])
+        first = known.setdefault(name, array)
+        if first.type != array.type:
+            raise UnsupportedLeaf(
+                f"{name}: rank {first.first} has it as {first.show()}, rank {array.first} as {array.show()};"
+                " what has the same name on two ranks must be one array, or its component PerRank"
+            )
+        if place < 0:
+            first.local.extend(ranks)
+            continue
+        for box, holders in shardings[place].items():
+            first.boxes.setdefault(box, set()).update(holders)
+    for name in table["values"]:
+        keepers[name] = min(ranks[0], keepers.get(name, ranks[0]))
