@@ -23,13 +23,17 @@ def run(code: str) -> str:
 
 
 def test_the_loop_resumes_and_can_be_read_beside(tmp_path: Path) -> None:
-    loop, reading = (code.replace("/tmp/run-42", str(tmp_path / "run")) for code in blocks("python"))
-    told = loop + "\nprint(restored.step, restored.generation, restored.guarantee)\n"
-    assert run(told).strip() == "0 None None"
-    assert run(told).strip() == "100 000001-000000000100-1 exact"
-    lines = run("import sys\n" + reading + "\nprint(weights['w'].shape, 'jax' in sys.modules)").splitlines()
+    places = {"/tmp/run-42": str(tmp_path / "run"), "/tmp/run-43": str(tmp_path / "torch")}
+    code = [re.sub(r"/tmp/run-4\d", lambda found: places[found[0]], block) for block in blocks("python")]
+    loop, torch_loop, reading, converting = code
+    for program in (loop, torch_loop):
+        told = program + "\nprint(restored.step, restored.generation, restored.guarantee)\n"
+        assert run(told).strip() == "0 None None"
+        assert run(told).strip() == "100 000001-000000000100-1 exact"
+    run(converting)
+    lines = run("import sys\n" + reading + "\nprint(weights['w'].shape, {'jax', 'torch'} & set(sys.modules))").splitlines()
     assert "000001-000000000100-1: the next start resumes from here" in lines[0]
-    assert lines[1:] == ["True", "(3,) False"]
+    assert lines[1:] == ["True", "(3,) set()"]
 
 
 def test_the_guide_is_one_program(tmp_path: Path) -> None:

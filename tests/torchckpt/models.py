@@ -194,6 +194,19 @@ def assert_expected(model: nn.Module, optimizer: torch.optim.Optimizer | None = 
     assert count == len(list(model.parameters())) * (1 + moments * (optimizer is not None))
 
 
+def assert_same_shards(model: nn.Module, optimizer: torch.optim.Optimizer, references: Mapping[str, nn.Module]) -> None:
+    """What this rank holds is what it holds of `references`: a model for the values, and one for every moment. No gather."""
+    known = {key: dict(reference.named_parameters()) for key, reference in references.items()}
+    count = 0
+    for name, key, tensor in tensors_of(model, optimizer):
+        if key in known:
+            assert local_bytes(tensor) == local_bytes(known[key][name]), f"{name} {key}"
+            count += 1
+        else:
+            np.testing.assert_array_equal(tensor.numpy(), expected(name, key, ()), err_msg=f"{name} {key}")
+    assert count == len(list(model.parameters())) * len(known)
+
+
 def local_bytes(tensor: torch.Tensor) -> bytes:
     """What this rank holds of a tensor, in order."""
     held = tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -190,6 +190,17 @@ def test_objects_come_back_as_they_were(url: str) -> None:
     assert np.array_equal(array, OBJECTS["array"])
 
 
+def test_every_dtype_and_shape_comes_back(url: str) -> None:
+    dtypes = [torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.complex64, torch.float8_e4m3fn]
+    tensors = {str(dtype): torch.arange(6).to(torch.float32).to(dtype) for dtype in dtypes}
+    tensors |= {"zero-d": torch.tensor(3.0), "empty": torch.zeros(0, 4), "view": torch.arange(12.0).view(3, 4).T[1:3]}
+    save(url, {"model": tensors})
+    state = {"model": {name: torch.zeros(value.shape, dtype=value.dtype) for name, value in tensors.items()}}
+    load(url, state)
+    for name, value in tensors.items():
+        assert torch.equal(_bytes(state["model"][name]), _bytes(value)), name
+
+
 @pytest.mark.parametrize("thing", [Thing(), {1, 2}, 1j, (1, Thing())], ids=["object", "set", "complex", "in-a-tuple"])
 def test_an_object_without_a_place_is_refused_by_its_key(url: str, thing: Any) -> None:
     save(url, {"model": {"w": torch.zeros(2)}}, 1)
@@ -421,6 +432,10 @@ def _writer(url: str, step: int) -> StorageWriter:
 def _result(future: Any) -> Any:
     assert isinstance(future, Future)
     return future.result(60)
+
+
+def _bytes(value: torch.Tensor) -> torch.Tensor:
+    return value.contiguous().view(torch.uint8) if value.dim() else value
 
 
 def _flip(root: Path, content: bytes) -> None:

@@ -163,6 +163,7 @@ for step, state in enumerate(
     (
         {"model": weights, "extra": {"cursor": RANK}},
         {"model": {"w": torch.full((4,), float(RANK))}},
+        {"model": weights, "extra": {"cursor": {1, 2} if RANK else 1}},
         {"model": weights, "extra": {"cursor": 5}},
     )
 ):
@@ -179,11 +180,13 @@ def test_what_differs_between_ranks_is_refused_by_name(tmp_path: Path) -> None:
     """DCP by itself would keep one rank's cursor, and let all ranks resume with it."""
     url = str(tmp_path / "run")
     for output in run_job(UNEQUAL, size=2, args=[url]):
-        cursor, weights = lines(output, "TOLD")
+        cursor, weights, unsupported = lines(output, "TOLD")
         assert "'extra.cursor' differs between rank 0 and rank 1" in cursor
         assert "'model.w' differs between rank 0 and rank 1" in weights
-        assert lines(output, "SAVED") == ["SAVED 2"]
-    assert [found.state for found in open_run(url).generations()] == ["aborted", "aborted", "committed"]
+        assert "(RANK 1)" in unsupported
+        assert "extra['cursor']: set has no place" in unsupported
+        assert lines(output, "SAVED") == ["SAVED 3"]
+    assert [found.state for found in open_run(url).generations()] == ["aborted", "aborted", "aborted", "committed"]
 
 
 STAGES = (
@@ -218,6 +221,40 @@ def test_stages_of_a_pipeline_keep_their_own_groups(tmp_path: Path) -> None:
     values = [{"lr": 0.1 * (rank + 1), "params": [f"stage{rank}.weight", f"stage{rank}.bias"]} for rank in range(2)]
     assert lines(output, "VALUES") == [f"VALUES {values}"]
     assert check_run(url) == []
+
+
+MESH = (
+    PREAMBLE
+    + """
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(6, 10), nn.Linear(10, 6))
+if SIZE == 4:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
+    parallelize_module(model, mesh["model"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    for layer in model:
+        fully_shard(layer, mesh=mesh["data"])
+state = {"model": model.state_dict()}
+if ARGS[1] == "save":
+    dcp.save(state, storage_writer=StorageWriter(ARGS[0], step=1, derived=DERIVED))
+else:
+    torch.manual_seed(9)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    dcp.load(state, storage_reader=StorageReader(ARGS[0]))
+print("STATE", [(key, whole(value)) for key, value in state["model"].items()])
+"""
+)
+
+
+@pytest.mark.parametrize(("saved", "loaded"), [(4, 2), (2, 4)])
+def test_sharded_along_two_axes(tmp_path: Path, saved: int, loaded: int) -> None:
+    """Tensor parallel below FSDP2, whose shards lie in strides, to plain tensors on two ranks and back."""
+    url = str(tmp_path / "run")
+    before = run_job(MESH, size=saved, args=[url, "save"])
+    after = run_job(MESH, size=loaded, args=[url, "load"])
+    assert len({lines(output, "STATE")[0] for output in (*before, *after)}) == 1
 
 
 KILLED = (

@@ -116,7 +116,8 @@ def test_a_rank_reads_its_own_shards_once(tmp_path: Path) -> None:
     reads = [line_of(output, "reads:") for output in run_job(READS, size=4, args=[str(url)])]
     record = ckptcore.open_run(url).checkpoint().leaves("model")["model.layers.0.up.weight"].record
     assert isinstance(record, ArrayLeaf)
-    rows, columns = record.chunk_shape or ()
+    assert record.chunk_shape is not None
+    rows, columns = record.chunk_shape
     # 13 rows of 10 over four ranks.
     numbers = [math.ceil(held / rows) * math.ceil(10 / columns) for held in (4, 4, 4, 1)]
     assert min(numbers) > 1
