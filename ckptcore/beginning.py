@@ -114,11 +114,13 @@ def _replaced(
     used = {drawn for name in given for drawn in rules.sources(name, source.framework)}
     unused = [name for name in taken if name not in used]
     if unused:
-        made = sorted(state)
-        raise CallError(f"the run starts from the component {unused[0]!r} of {source.title}, but init() makes only {made}")
+        made, drawn = sorted(state), sorted({drawn for name in state for drawn in rules.sources(name, source.framework)})
+        by = "" if drawn == made else f", which convert= makes from {drawn}: call it so, or see components= of the conversion"
+        raise CallError(f"the run starts from the component {unused[0]!r} of {source.title}, but init() makes only {made}{by}")
     return given
 
 
 def _is_drawn(name: str, source: Readable, taken: Collection[str], rules: Rules) -> bool:
     """Whether a component of the state can be made from what is `taken` of `source`."""
-    return set(rules.sources(name, source.framework)) <= set(taken)
+    drawn = set(rules.sources(name, source.framework)) & set(source.names)
+    return bool(drawn) and drawn <= set(taken)

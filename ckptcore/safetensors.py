@@ -6,6 +6,7 @@ Headers are read when they are needed, tensors never whole unless they are asked
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +25,7 @@ from ckptcore.safetensors_header import LENGTH_BYTES, MAX_HEADER_BYTES, Slot, he
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
+_PART = re.compile(r"-\d+-of-0*(?!1\.)\d+\.safetensors$")
 
 
 @dataclass(frozen=True)
@@ -88,11 +90,13 @@ def _find(path: Path) -> Path:
     if not path.is_dir():
         return path
     for name in ("model" + SUFFIX, "model" + INDEX_SUFFIX):
-        if (path / name).exists():
+        if os.path.lexists(path / name):
             return path / name
     listed = [entry for entry in sorted(path.iterdir()) if entry.is_file()]
     for suffix in (INDEX_SUFFIX, SUFFIX):
         found = [entry for entry in listed if entry.name.endswith(suffix)]
+        if len(found) == 1 and _PART.search(found[0].name):
+            raise Damaged(f"{found[0]} is one of several files: the others and their index are missing")
         if len(found) == 1:
             return found[0]
         if found:

@@ -61,7 +61,7 @@ def export_safetensors(
     at most `max_shard_bytes` each with `model.safetensors.index.json`. `names`: the rules with which the files
     would be read again: from the names in the files to the component's (`ckptcore.renames`). They are applied backwards;
     a rule to None leaves out what it matches of the component. `dtype`: floating-point arrays are cast to it. An array
-    that is tied to another is not written twice. Nothing is overwritten.
+    that is tied to another is not written twice, but under its own name where the other is left out. Nothing is overwritten.
 
     Raises `CallError` if there are files already; `StructureMismatch` for leaves that are no arrays, and for names that
     `names` does not bring back; `UnsupportedLeaf` for a dtype that the format lacks.
@@ -90,11 +90,13 @@ def _items(source: Readable, component: str, names: Names | None, cast: str | No
     back, forth = Renames.back(names), Renames.of(names)
     problems: list[str] = []
     items: dict[str, _Item] = {}
-    for leaf in source.leaves(component).values():
+    leaves = source.leaves(component)
+    kept = {layout_name for layout_name, leaf in leaves.items() if back(_own(leaf)) is not None}
+    for leaf in leaves.values():
         record, where = leaf.record, show_path(component, leaf.record.path)
-        own = ".".join(str(element) for _, element in record.path)
+        own = _own(leaf)
         name = back(own)
-        if name is None or (isinstance(record, ArrayLeaf) and record.alias is not None):
+        if name is None or (isinstance(record, ArrayLeaf) and record.alias in kept):
             continue
         if not isinstance(record, ArrayLeaf):
             if source.value(leaf) not in (None, {}, [], ()):
@@ -112,6 +114,11 @@ def _items(source: Readable, component: str, names: Names | None, cast: str | No
     for item in items.values():
         safetensors_header.format_name(item.dtype, where=show_path(component, item.record.path))
     return items
+
+
+def _own(leaf: StoredLeaf) -> str:
+    """A leaf's name below its component."""
+    return ".".join(str(element) for _, element in leaf.record.path)
 
 
 def _shards(items: Mapping[str, _Item], limit: int | None) -> list[dict[str, _Item]]:

@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -167,11 +168,68 @@ def test_the_demo_supervises_without_jax() -> None:
     assert "demo.processes" in loaded
 
 
+@pytest.mark.parametrize(
+    ("package", "other"), [("torchckpt", {"jax", "jaxlib", "flax", "optax", "jaxckpt"}), ("jaxckpt", {"torch", "torchckpt"})]
+)
+def test_a_backend_works_where_the_other_framework_is_not_installed(package: str, other: set[str]) -> None:
+    """Every module of the one, in an interpreter without the other, and a save and a restore."""
+    modules = [module_of(path).removesuffix(".__init__") for path in SOURCES if path.is_relative_to(ROOT / package)]
+    done = _without(other, f"{_importing(modules)}\n{_ROUND_TRIP.format(package=package)}")
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.split())
+    assert package in loaded
+    assert {name.split(".")[0] for name in loaded} & other == set()
+
+
+@pytest.mark.parametrize(("package", "framework"), [("torchckpt", "torch"), ("jaxckpt", "jax")])
+def test_a_missing_extra_is_named(package: str, framework: str) -> None:
+    done = _without({framework}, f"import {package}")
+    assert done.returncode == 1
+    assert f"ImportError: {package} needs" in done.stderr
+    assert f"pip install 'jaxckpt[{framework}]'" in done.stderr
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert any(requirement.startswith(framework) for requirement in extras[framework])
+
+
 def _loaded_by(modules: Iterable[str]) -> set[str]:
-    program = f"import importlib, sys; [importlib.import_module(name) for name in {list(modules)!r}]; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = _without(set(), _importing(modules))
     assert done.returncode == 0, done.stderr
     return set(done.stdout.split())
+
+
+def _importing(modules: Iterable[str]) -> str:
+    return f"import importlib, sys; [importlib.import_module(name) for name in {list(modules)!r}]; print(*sys.modules)"
+
+
+_ROUND_TRIP = """\
+import numpy as np, tempfile, {package}
+with tempfile.TemporaryDirectory() as place, {package}.Checkpointer(place, derived=dict.fromkeys(
+    ("optimizer", "schedule", "rng", "data"), "step")) as saver:
+    saver.save(1, {{"params": {{"w": np.arange(3.0)}}}}).result(60)
+    assert {package}.open_run(place).restore(components="params")["w"].tolist() == [0, 1, 2]
+"""
+
+# An absent package: nothing that looks for modules finds it.
+_ABSENT = """\
+import sys
+
+
+class Hiding:
+    def __init__(self, finder):
+        self.finder = finder
+
+    def find_spec(self, name, *where):
+        return None if name.split(".")[0] in {absent!r} else self.finder.find_spec(name, *where)
+
+
+sys.meta_path[:] = [Hiding(finder) for finder in sys.meta_path]
+"""
+
+
+def _without(absent: set[str], program: str) -> subprocess.CompletedProcess[str]:
+    """Run `program` in an interpreter where the packages `absent` are not installed."""
+    hidden = f"{_ABSENT.format(absent=sorted(absent))}\n{program}"
+    return subprocess.run([sys.executable, "-c", hidden], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("package", ["ckptcore", "jaxckpt"])

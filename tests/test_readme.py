@@ -1,4 +1,4 @@
-"""The code in the README and in the guide does what they say."""
+"""The code in the README and in the documents for users does what they say."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
+LINKING = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 
 
 def blocks(language: str, document: str = "README.md") -> list[str]:
@@ -45,11 +48,48 @@ def test_the_guide_is_one_program(tmp_path: Path) -> None:
     assert "the next start resumes from here" in told
 
 
-def test_the_links_of_readme_and_guide_resolve() -> None:
-    for document in (ROOT / "README.md", ROOT / "docs" / "guide.md"):
-        targets = re.findall(r"\]\((?!https:)([^)#]+)", document.read_text())
-        assert targets
-        assert [target for target in targets if not (document.parent / target).exists()] == []
+def test_the_map_for_torch_is_one_program(tmp_path: Path) -> None:
+    told = run("".join(blocks("python", "docs/torch.md")).replace("/tmp/torch", str(tmp_path)))
+    assert "this restore can keep 'coverage' only" in told
+    assert (tmp_path / "hf" / "model.safetensors").exists()
+
+
+def test_the_crossing_is_one_program(tmp_path: Path) -> None:
+    told = run("".join(blocks("python", "docs/crossing.md")).replace("/tmp/crossing", str(tmp_path)))
+    assert "cannot be converted to what the target is; 12 problems" in told
+    frameworks = [record.read_text().count('"framework":"torch"') for record in sorted((tmp_path / "run" / "ledger").iterdir())]
+    assert frameworks == [0, 1, 0]
+
+
+def test_every_document_for_users_is_reached_from_the_guide() -> None:
+    guide = ROOT / "docs" / "guide.md"
+    others = {path.name for path in guide.parent.glob("*.md")} - {guide.name}
+    assert others
+    assert others - {target.partition("#")[0] for target in links(guide)} == set()
+
+
+@pytest.mark.parametrize("document", LINKING, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_resolve(document: Path) -> None:
+    for target in links(document):
+        path, _, heading = target.partition("#")
+        found = document.parent / path if path else document
+        assert found.exists(), path
+        assert not heading or heading in headings(found), heading
+
+
+def test_there_are_links_to_check() -> None:
+    assert {"README.md", "guide.md", "torch.md"} <= {path.name for path in LINKING if links(path)}
+
+
+def links(document: Path) -> list[str]:
+    """The targets of links within the project."""
+    return re.findall(r"\]\((?!https:)([^)]+)", document.read_text())
+
+
+def headings(document: Path) -> set[str]:
+    """As GitHub makes anchors of them."""
+    titles = re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def test_the_commands_are_make_targets() -> None:

@@ -101,7 +101,8 @@ def _text(described: Any, where: str) -> str:
 
 def _size(described: Any, where: str) -> tuple[int, ...]:
     """A `torch.Size`."""
-    sizes = described.args[0] if isinstance(described, Made) and described.kind == "torch.Size" and described.args else None
+    arguments = described.args if isinstance(described, Made) and described.kind == "torch.Size" else None
+    sizes = arguments[0] if isinstance(arguments, tuple) and arguments else None
     if not isinstance(sizes, tuple) or not all(type(size) is int and 0 <= size < 1 << 53 for size in sizes):
         raise InvalidRecord(f"{where}: has no sizes where some are expected")
     return sizes
@@ -133,9 +134,10 @@ def _tensor(name: str, described: Made, places: Mapping[tuple[str, tuple[int, ..
 def _dtype(described: Any, where: str) -> str:
     state = described.state if isinstance(described, Made) else None
     found = state[0] if isinstance(state, tuple) and state else None
-    if not isinstance(found, Named) or not found.name.startswith("torch."):
+    name = found.name.removeprefix("torch.") if isinstance(found, Named) else ""
+    if not isinstance(vars(torch).get(name), torch.dtype):
         raise InvalidRecord(f"{where}: has no dtype")
-    return found.name.removeprefix("torch.")
+    return name
 
 
 def _chunk(name: str, described: Any, places: Mapping[tuple[str, tuple[int, ...]], Made], where: str) -> Chunk | None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from ckptcore.backend import Wanted
 from ckptcore.convert import modules, optimizers
 from ckptcore.convert.hyper import Hyper
-from ckptcore.convert.modules import Stored, Task, dotted
+from ckptcore.convert.modules import Stored, Targets, Task, dotted
 from ckptcore.convert.naming import Names
 from ckptcore.convert.rules import Rule
 from ckptcore.convert.shown import Shape, Shown, is_array
@@ -113,6 +113,7 @@ class Conversion:
                 task.lacks(leaf, f"is in none of the places of components={dict(self.places)}")
         source = task.source
         for torch, leaves in targets.items():
+            _refuse_doubles(task, [(path, leaf) for path, leaf in leaves if leaf.kind != "empty"])
             if torch not in source.names:
                 if task.missing:
                     continue
@@ -139,7 +140,9 @@ class Conversion:
                     found.append((path, leaf))
                 elif torch is None and _filled(source, [(leaf.record.path, leaf)]):
                     task.unused(leaf, f"is in none of the places of components={dict(self.places)}")
-        return _filled(source, found)
+        filled = _filled(source, found)
+        _refuse_doubles(task, filled)
+        return filled
 
     def _place(self, component: str, path: Path) -> tuple[str | None, Path]:
         """The component of torch to which a leaf of Flax belongs, and its path there. The longest place counts."""
@@ -209,6 +212,15 @@ def _all(places: Mapping[str, tuple[str, ...]]) -> set[str]:
 def _filled(source: Readable, leaves: Stored) -> Stored:
     """The leaves without those of empty nodes."""
     return [(path, leaf) for path, leaf in leaves if is_array(leaf) or not _is_empty(source.value(leaf))]
+
+
+def _refuse_doubles(task: Task, leaves: Stored | Targets) -> None:
+    """Note leaves of two places that have one name: each could be what a tensor of torch is."""
+    first: dict[str, StoredLeaf | Wanted] = {}
+    for path, leaf in leaves:
+        other = first.setdefault(dotted(path), leaf)
+        if other is not leaf:
+            task.refuse(leaf, f"{other.name!r} has the same place in torch; say with components= which of them counts")
 
 
 def _is_empty(value: Any) -> bool:

@@ -46,6 +46,10 @@ class Hyper(ABC):
         changes = [options for pattern, options in self.groups.items() if fnmatchcase(parameter, pattern)]
         return {key: value for part in (self.options, *changes) for key, value in part.items()}
 
+    def unused(self, parameters: Sequence[str]) -> list[str]:
+        """The patterns in `groups` that fit none of `parameters`."""
+        return [pattern for pattern in self.groups if not any(fnmatchcase(name, pattern) for name in parameters)]
+
     def param_groups(self, parameters: Sequence[str]) -> list[dict[str, Any]]:
         """The groups of `parameters`: those with equal options together, as torch keeps them, with their names as `params`."""
         found: list[dict[str, Any]] = []

@@ -21,7 +21,8 @@ Captured = tuple[str | None, tuple[str, ...]]
 class Names:
     """Prefixes of Flax's module paths, such as `blocks_*.attn`, and what they are in torch: `blocks.*.attn`.
 
-    Of several that fit, the one with the most parts counts, then the longest. What follows the prefix stays.
+    Of several that fit, the one with the most parts counts, then the one with the most text beside its stars. What follows
+    the prefix stays. The empty text is the prefix of all.
     """
 
     prefixes: Mapping[str, str]
@@ -35,7 +36,7 @@ class Names:
 
     def torch(self, module: str) -> str:
         """The torch name of Flax's `module`."""
-        for flax in sorted(self.prefixes, key=lambda text: (-text.count("."), -len(text), text)):
+        for flax in sorted(self.prefixes, key=lambda text: (-text.count("."), text.count("*") - len(text), text)):
             match = _prefix(flax).match(module)
             if match is not None:
                 renamed = fill(self.prefixes[flax], match.groups())
@@ -76,7 +77,7 @@ def fill(pattern: str, texts: tuple[str, ...]) -> str:
 
 @cache
 def _prefix(pattern: str) -> re.Pattern[str]:
-    return re.compile(_stars(pattern) + r"(?=\.|$)")
+    return re.compile(_stars(pattern) + r"(?=\.|$)" if pattern else "")
 
 
 @cache

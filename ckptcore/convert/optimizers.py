@@ -42,6 +42,8 @@ def to_torch(task: Task, stored: Stored, targets: Targets, hyper: Hyper, shapes:
     slots = {str(path[1][1]): leaf for path, leaf in targets if len(path) == 2 and path[0] == ("key", "state")}
     groups = next((leaf for path, leaf in targets if path == (("key", "param_groups"),)), None)
     result: list[Shown] = []
+    unused = [] if task.extra else hyper.unused([*slots, *task.elsewhere])
+    task.problems.extend(f"{type(hyper).__name__}(groups=…): no parameter is called {pattern!r}" for pattern in unused)
     if groups is not None:
         for group in hyper.param_groups(list(slots)):
             path: Path = (*groups.path, ("key", group_key(group["params"])))
@@ -62,6 +64,11 @@ def _torch_moments(
     hyper: Hyper,
     shapes: Mapping[str, Shape | None],
 ) -> list[Shown]:
+    odd = _odd(state)
+    for leaf in odd:
+        task.refuse(leaf, "is not what torch keeps: a count of all steps, and per parameter moments that are arrays of its shape")
+    if odd:
+        return []
     count = 0 if state.count is None else _numbers(task.source, [state.count])[0]
     if state.count is not None and count > _EXACT:
         task.refuse(state.count, f"{count} is more than torch's float32 step can count ({_EXACT})")
@@ -82,6 +89,15 @@ def _torch_moments(
         if name not in used:
             task.unused(leaf, f"nothing takes it; {hint(name, pairing)}")
     return result
+
+
+def _odd(state: OptaxState[StoredLeaf]) -> list[StoredLeaf]:
+    """Moments that have not their parameter's shape, as NovoGrad's, and a count that is not one number."""
+    odd = [] if state.count is None or not is_array(state.count) or not shape_of(state.count) else [state.count]
+    for name, first in state.parameters.items():
+        moments = [leaves[name] for leaves in state.moments.values()]
+        odd += [leaf for leaf in moments if not is_array(leaf) or not is_array(first) or shape_of(leaf) != shape_of(first)]
+    return odd
 
 
 def to_flax(task: Task, stored: Stored, targets: Targets, count: int | None) -> list[Shown]:

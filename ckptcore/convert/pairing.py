@@ -199,7 +199,7 @@ def hint(name: str, pairing: Pairing) -> str:
     question = _question(name)
     if question is not None:
         return question
-    found = list(dict.fromkeys(pairing.names[name]))
+    found = list(dict.fromkeys(pairing.names.get(name, ())))
     wanted = [torch for torch in found if torch in pairing.problems]
     if wanted:
         return f"it would be {' or '.join(map(repr, wanted))}, of which this list says more"

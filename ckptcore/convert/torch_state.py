@@ -38,9 +38,7 @@ class TorchState:
     def of(cls, stored: Sequence[tuple[Path, StoredLeaf]], source: Readable) -> TorchState:
         """Sort the leaves of an optimizer, given by their paths in it."""
         result = cls()
-        for path, leaf in stored:
-            if path[0] == ("key", "param_groups") and not is_array(leaf):
-                result.groups.append(source.value(leaf))
+        result.groups = _groups(stored, source)
         result.parameters = {str(name): {} for group in result.groups for name in group.get("params", ())}
         for path, leaf in stored:
             if path[0] != ("key", "param_groups") and not _is_nothing(leaf, source):
@@ -82,6 +80,20 @@ class TorchState:
             if moment in moments and (lacking or not self.groups):
                 problems.append(f"the target has the moment {moment!r} of optax, which this optimizer of torch does not keep")
         return problems
+
+
+def _groups(stored: Sequence[tuple[Path, StoredLeaf]], source: Readable) -> list[dict[str, Any]]:
+    """The options of each group. One that has a tensor (a learning rate) is stored in parts; its digest stands for the tensor."""
+    found: dict[Any, dict[str, Any]] = {}
+    for path, leaf in stored:
+        if path[0] == ("key", "param_groups"):
+            content = source.digest(leaf) if is_array(leaf) else source.value(leaf)
+            group = found.setdefault(path[1:2], {})
+            if len(path) > 3:
+                group.setdefault(str(path[2][1]), {})[path[3:]] = content
+            else:
+                group.update(content if len(path) < 3 else {str(path[2][1]): content})
+    return list(found.values())
 
 
 def _is_nothing(leaf: StoredLeaf, source: Readable) -> bool:

@@ -44,13 +44,16 @@ def row(model):
 model, optimizer = trained()
 print("saved:", row(model))
 with checkpointer(ARGS[0]) as saver:
-    for step, wrapped in enumerate((model, torch.compile(model), DistributedDataParallel(torch.compile(model.module))), 1):
-        saver.save(step, {"model": wrapped, "optimizer": optimizer}).result(60)
+    saver.save(1, {"model": model, "optimizer": optimizer}).result(60)
+    saver.save(2, {"model": torch.compile(model), "optimizer": optimizer}).result(60)
+    print("unchanged:", row(model))
+    inside = DistributedDataParallel(torch.compile(Normed()))
+    saver.save(3, {"model": inside}).result(60)
     again = DistributedDataParallel(Normed())
     like = {"model": again, "optimizer": torch.optim.SGD(again.parameters(), lr=9.0, momentum=0.9)}
     restored = saver.restore(like=like, step=1)
     print("restored:", row(again), restored.guarantee)
-    apart, _ = trained(broadcast_buffers=False)
+    apart, _ = trained(forward_sync_buffers=False)
     try:
         saver.save(8, {"model": apart}).result(60)
     except SaveAborted as error:
@@ -66,6 +69,7 @@ def test_ddp_and_its_buffers(tmp_path: Path) -> None:
     saved = [line_of(output, "saved:") for output in (first, second)]
     assert saved[0] != saved[1], "the buffers do not differ: nothing is tested"
     for output in (first, second):
+        assert line_of(output, "saved:") == line_of(output, "unchanged:")
         assert line_of(output, "restored:") == f"{saved[0]} exact"
         refusal = line_of(output, "refused:")
         assert "'model.norm.running_mean' differs between rank 0 and rank 1 though it counts as replicated" in refusal
@@ -276,3 +280,37 @@ def test_damage_that_one_rank_meets_moves_all(tmp_path: Path) -> None:
         assert line_of(output, "restored:") == "1 fallen-back"
     (note,) = [known.obstacle for known in ckptcore.open_run(url).generations() if known.obstacle]
     assert "marked damaged: rank 1: chunk" in note
+
+
+EVALUATED = """
+from tests.torchckpt.models import assert_expected, filled
+from tests.torchckpt.runs import resume, save
+
+
+def evaluate(model):
+    with torch.no_grad():
+        model(torch.arange(4).reshape(2, 2))
+    return model
+
+
+model = filled("fsdp")
+optimizer = torch.optim.AdamW(model.parameters())
+save(ARGS[0], {"model": evaluate(model), "optimizer": optimizer})
+assert_expected(model)
+again = filled("fsdp", "other")
+optimizer = torch.optim.AdamW(again.parameters(), lr=9.0)
+resume(ARGS[0], {"model": evaluate(again), "optimizer": optimizer})
+assert_expected(again)
+first = evaluate(again)(torch.arange(4).reshape(2, 2))
+first.sum().backward()
+optimizer.step()
+print("trained:", sum(len(optimizer.state[parameter]) for parameter in again.parameters()), optimizer.param_groups[0]["lr"])
+"""
+
+
+def test_fsdp_right_after_an_evaluation(tmp_path: Path) -> None:
+    """A forward pass leaves the outermost parameters gathered: what is saved and filled are the shards all the same."""
+    for output in run_job(EVALUATED, size=2, args=[str(tmp_path / "run")]):
+        assert line_of(output, "trained:") == f"{3 * len(list(models.Tiny().parameters()))} 0.001"
+    model = ckptcore.open_run(tmp_path / "run").restore(components="model")
+    np.testing.assert_array_equal(model["norm.bias"], models.expected("norm.bias", "value", (10,)))

@@ -23,7 +23,7 @@ from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 from tests.torchckpt import models
 from torchckpt import PerRank, Sampler
 
-SAMPLES, BATCH, LENGTH = 24, 2, 5
+SAMPLES, BATCH, LENGTH = 48, 2, 5
 
 
 class Samples(Dataset[torch.Tensor]):
