@@ -247,6 +247,7 @@ class Checkpointer:
             guarantee=guarantee,
             require=self._require,
             metadata=metadata,
+            metrics={} if metrics is None else metrics,
             unchanged=unchanged,
             latest=self._latest,
             remapped=self._remapped,
@@ -254,7 +255,7 @@ class Checkpointer:
             clock=self._clock,
         )
         try:
-            handle = self._start(step, order, metrics or {})
+            handle = self._start(step, order)
             if self._preempted:
                 handle.result()
                 raise Preempted(f"told to stop: step {step} is saved as {handle.generation}")
@@ -266,15 +267,15 @@ class Checkpointer:
             raise earlier
         return handle
 
-    def _start(self, step: int, order: snapshot.Order, metrics: Mapping[str, float]) -> SaveHandle:
+    def _start(self, step: int, order: snapshot.Order) -> SaveHandle:
         """Take the snapshot and start the background half."""
         session = self._opened()
         generation = self._next_generation(session, step)
         self._cadence.saved(step)  # first: whatever happens to a rank from here on, none waits for it in there
         self._check_order(step)
         started = self._clock.monotonic()
-        told = notes.numbers(metrics)  # now: an array among them may be donated to the next step
         shard = self._take(session, generation, order)
+        told = notes.numbers(order.metrics)  # now: an array among them may be donated to the next step
         shard.phases["stage"] = int((self._clock.monotonic() - started) * 1e6)
         self._tell("staged", generation)
         saving = Saving(

@@ -2,7 +2,7 @@
 
 A `Source` is what `Checkpointer(start_from=…)` takes beside the URL of a run: leaves that can be read box by
 box, and a description that a new run records, so that a restart before its first commit begins
-from the same weights or not at all.
+from the same source or not at all: the same by its tensors' names, types and shapes, and the first bytes of each.
 
 `Foreign` is what all formats have in common. A format says which tensors there are and reads
 boxes of them; nothing is opened before it is needed, since a run that has a commit of its own ignores where it began.

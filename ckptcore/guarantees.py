@@ -192,7 +192,7 @@ def topology_differences(saved: records.Topology, topology: records.Topology) ->
     fields = ("framework", "platform", "participants", "devices")
     pairs = [(field, getattr(saved, field), getattr(topology, field)) for field in fields]
     found = [f"topology: {field} {now!r} instead of {then!r}" for field, then, now in pairs if then != now]
-    if saved.meshes != topology.meshes:
+    if _meshes(saved) != _meshes(topology):
         found.append(f"topology: {_show(topology)} instead of {_show(saved)} (arrays lie where the target's shardings say)")
     return found
 
@@ -272,6 +272,11 @@ def _absent(need: str, derived: Derived) -> str:
 def _refuse(summary: str, reasons: Sequence[str]) -> None:
     if reasons:
         raise GuaranteeError("\n  - ".join([summary, *reasons]))
+
+
+def _meshes(topology: records.Topology) -> list[tuple[str, list[str], list[int]]]:
+    """The meshes in an order of their own: that in which a job lists them says nothing."""
+    return sorted((mesh.devices, list(mesh.axes), list(mesh.shape)) for mesh in topology.meshes)
 
 
 def _show(topology: records.Topology) -> str:

@@ -131,11 +131,17 @@ class Match:
 
 
 def cast_name(cast: Any) -> str | None:
-    """The name of a dtype given as a name, a numpy dtype or a scalar type. Raises `CallError` unless it is floating."""
+    """The name of a dtype given as a name, a dtype (numpy's or torch's) or a scalar type.
+
+    Raises `CallError` unless it is floating.
+    """
     if cast is None:
         return None
+    text = str(cast)
     try:
-        name = cast if isinstance(cast, str) else np.dtype(cast).name
+        # numpy knows no dtypes of torch: their text is `torch.` and the name.
+        by_text = isinstance(cast, str) or text.startswith("torch.")
+        name = text.removeprefix("torch.") if by_text else np.dtype(cast).name
     except TypeError as error:
         raise CallError(f"cast={cast!r}: expected the name of a floating-point dtype, or the dtype") from error
     if not is_floating(name) or name not in dtypes.LOGICAL:

@@ -103,7 +103,8 @@ def _number(name: str, value: Any) -> float:
     cause: Exception | None = None
     if not isinstance(value, str | bytes | bytearray):  # float() would read a text
         try:
-            return float(value)
+            # A loss is mostly a tensor that still belongs to a graph; torch warns when that becomes a number.
+            return float(value.detach() if hasattr(value, "detach") else value)
         except (TypeError, ValueError, OverflowError) as error:
             cause = error
     raise CallError(f"metric {name!r} is {str(value)[:200]!r}, expected a number") from cause

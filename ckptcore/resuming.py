@@ -83,8 +83,13 @@ class Resumer:
         When any rank meets damage, every rank leaves that checkpoint: the run is opened again and the next one tried.
         """
         target, told = together_telling(
-            self.channel, partial(self._target, request), _tell, timeout=AGREEMENT_TIMEOUT, what="what to restore into"
+            self.channel,
+            partial(self._target, request),
+            partial(_tell, request),
+            timeout=AGREEMENT_TIMEOUT,
+            what="what to restore into",
         )
+        told = _of_one_request(self.channel.rank, told)
         elsewhere: Sequence[Elsewhere] = ()
         if target is not None:
             found = wants.gather(self.channel, target, told)
@@ -207,8 +212,35 @@ class Resumer:
         return incarnation
 
 
-def _tell(target: Target | None) -> bytes:
-    return b"" if target is None else wants.tell(target)
+def _tell(request: Request, target: Target | None) -> bytes:
+    return repr(_asked(request)).encode() + b"\n" + (b"" if target is None else wants.tell(target))
+
+
+def _asked(request: Request) -> dict[str, Any]:
+    """What every rank has to ask for alike: rank 0 chooses the checkpoint and judges the guarantee for all of them."""
+    rules, remap = request.rules, None if request.remap is None else sorted(request.remap.items(), key=repr)
+    return {
+        "like": None if request.like is None else "given",
+        "step": request.step,
+        "components": request.components,
+        "cast": rules.cast,
+        "missing": rules.missing,
+        "extra": rules.extra,
+        "accept_guarantee": request.accept,
+        "remap": remap,
+    }
+
+
+def _of_one_request(rank: int, told: Sequence[bytes]) -> list[bytes]:
+    """What the ranks say of their targets. Raises `CallError` on every rank unless all of them ask for the same."""
+    split = [message.partition(b"\n") for message in told]
+    for other, (asked, _, _) in enumerate(split):
+        if asked != split[rank][0]:
+            raise CallError(
+                f"rank {rank} restores with {split[rank][0].decode()[:500]}, rank {other} with {asked.decode()[:500]}:"
+                " all ranks have to call restore alike"
+            )
+    return [wanted for _, _, wanted in split]
 
 
 def _wanted(manifest: Manifest, target: Target | None, request: Request) -> list[str]:

@@ -25,7 +25,7 @@ from ckptcore.safetensors_header import LENGTH_BYTES, MAX_HEADER_BYTES, Slot, he
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
-_PART = re.compile(r"-\d+-of-0*(?!1\.)\d+\.safetensors$")
+_PART = re.compile(r"-\d+-of-0*(?!0)(?!1\.)\d+\.safetensors$")
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from ckptcore import guarantees, names, records, union, values
+from ckptcore import guarantees, names, notes, records, union, values
 from ckptcore.backend import Backend, Flat
 from ckptcore.clock import Clock
 from ckptcore.errors import CallError
@@ -32,6 +32,7 @@ class Order:
     guarantee: records.Level | None
     require: records.Level | None
     metadata: Any
+    metrics: Mapping[str, Any] = field(default_factory=dict)
     unchanged: Sequence[str]
     latest: Decided | None
     remapped: bool
@@ -111,15 +112,30 @@ def _agreed(backend: Backend, identity: Identity, order: Order, exchange: Exchan
         flat = prepared.flat
         return prepared, United(arrays=flat.arrays, values=flat.values, meshes=flat.meshes)
     what = "whether every rank can save its state"
-    prepared, told = together_telling(
-        exchange.channel, prepare, lambda done: union.digest_of(union.describe(done.flat)), timeout=EXCHANGE_TIMEOUT, what=what
-    )
-    return prepared, exchange.complete(prepared.flat, told)
+
+    def tell(done: _Prepared) -> bytes:
+        return f"{identity.generation} ".encode() + union.digest_of(union.describe(done.flat))
+
+    prepared, told = together_telling(exchange.channel, prepare, tell, timeout=EXCHANGE_TIMEOUT, what=what)
+    return prepared, exchange.complete(prepared.flat, _of_one_save(identity, told))
+
+
+def _of_one_save(identity: Identity, told: Sequence[bytes]) -> list[bytes]:
+    """The digests of all ranks' tables. Raises `CallError` on every rank unless all of them make the same save."""
+    split = [message.partition(b" ") for message in told]
+    for rank, (generation, _, _) in enumerate(split):
+        if generation != str(identity.generation).encode():
+            raise CallError(
+                f"rank {identity.rank} saves {identity.generation}, rank {rank} {generation.decode()}: all ranks have to call"
+                " save alike, with the same steps. If one of them left a save by an exception of its own, restart the job"
+            )
+    return [digest for _, _, digest in split]
 
 
 def _prepare(backend: Backend, identity: Identity, order: Order) -> _Prepared:
     for name in order.components:
         names.check_component(name)
+    notes.numbers(order.metrics)  # a rank that has others must not raise before the ranks have met
     references = _references(order, identity)
     flat = backend.flatten(order.components)
     _check_rank_zero(flat, order.derived)

@@ -11,9 +11,8 @@ ranks exchange a few bytes, however many leaves they have. Main thread only.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -24,6 +23,7 @@ from ckptcore.channel import Channel
 from ckptcore.errors import UnsupportedLeaf
 from ckptcore.geometry import Box
 from ckptcore.layout import ArrayFacts, ValueFacts
+from ckptcore.names import array_name
 
 EXCHANGE_TIMEOUT = 600.0
 
@@ -71,7 +71,7 @@ def describe(flat: Flat) -> bytes:
     """
     shardings: dict[tuple[Any, ...], int] = {}
     arrays = [_array(facts, shardings) for facts in flat.arrays if flat.components[facts.component].scope == "global"]
-    values = [value.name for value in flat.values if flat.components[value.component].scope == "global"]
+    values = [[value.name, _above(value)] for value in flat.values if flat.components[value.component].scope == "global"]
     known = [[[list(box.start), list(box.stop), list(ranks)] for box, ranks in sharding] for sharding in shardings]
     meshes = [msgspec.to_builtins(mesh) for mesh in flat.meshes]
     return canonical.encode({"arrays": sorted(arrays), "values": sorted(values), "shardings": known, "meshes": meshes})
@@ -99,10 +99,12 @@ def unite(flat: Flat, tables: Tables) -> United:
     """
     known: dict[str, _Known] = {}
     keepers: dict[str, int] = {}
+    nodes: dict[str, str] = {}
     decoded = [canonical.decode(encoded, what="another rank's leaves") for encoded in tables.encoded]
     for table, ranks in zip(decoded, tables.ranks, strict=True):
         _read_table(table, ranks, known, keepers)
-    _check_nodes(known.keys(), keepers)
+        nodes.update(_nodes(table))
+    _check_nodes(nodes, known, keepers)
     mine = {facts.name for facts in flat.arrays}
     return United(
         arrays=[replace(facts, shards=known[facts.name].shards()) if facts.name in known else facts for facts in flat.arrays],
@@ -161,15 +163,26 @@ class _Known:
         return f"{dtype}{list(shape)}{tied}{', of which one copy counts' if lowest else ''}"
 
 
-def _check_nodes(arrays: Collection[str], keepers: Mapping[str, int]) -> None:
-    """Refuse what is a value on one rank and a container on another, such as a dict that is empty here and not there."""
-    ordered = sorted({*arrays, *keepers})
-    for name, following in pairwise(ordered):
-        if name in keepers and following.startswith(name + "."):
-            raise UnsupportedLeaf(
-                f"{name}: a value or an empty container on rank {keepers[name]}, but other leaves lie below it ({following});"
-                " give it the same form on all ranks, or leave it out where it is empty"
-            )
+def _nodes(table: Any) -> Iterator[tuple[str, str]]:
+    """Every container that a table has, with a leaf below it. (A key may have dots of its own, so names alone do not say.)"""
+    for name, *_, above in (*table["arrays"], *table["values"]):
+        for end in above:
+            yield name[:end], name
+
+
+def _check_nodes(nodes: Mapping[str, str], known: Mapping[str, _Known], keepers: Mapping[str, int]) -> None:
+    """Refuse what is a leaf on one rank and a container on another, such as a dict that is empty here and not there."""
+    for name in sorted(nodes.keys() & {*known, *keepers}):
+        what, rank = ("a value or an empty container", keepers[name]) if name in keepers else ("an array", known[name].first)
+        raise UnsupportedLeaf(
+            f"{name}: {what} on rank {rank}, but other leaves lie below it ({nodes[name]});"
+            " give it the same form on all ranks, or leave it out where it is empty"
+        )
+
+
+def _above(leaf: ArrayFacts | ValueFacts) -> list[int]:
+    """Where in its name the names of the containers end that it lies in."""
+    return [len(array_name(leaf.component, leaf.path[:depth])) for depth in range(1, len(leaf.path))]
 
 
 def _array(facts: ArrayFacts, shardings: dict[tuple[Any, ...], int]) -> list[Any]:
@@ -177,14 +190,14 @@ def _array(facts: ArrayFacts, shardings: dict[tuple[Any, ...], int]) -> list[Any
     if not facts.local:
         place = shardings.setdefault(tuple(facts.shards.items()), len(shardings))
     lowest = facts.local and not facts.host_replicated
-    return [facts.name, facts.dtype, list(facts.shape), facts.alias or "", lowest, place]
+    return [facts.name, facts.dtype, list(facts.shape), facts.alias or "", lowest, place, _above(facts)]
 
 
 def _read_table(table: Any, ranks: Sequence[int], known: dict[str, _Known], keepers: dict[str, int]) -> None:
     shardings = [
         {Box(tuple(start), tuple(stop)): holders for start, stop, holders in sharding} for sharding in table["shardings"]
     ]
-    for name, dtype, shape, alias, lowest, place in table["arrays"]:
+    for name, dtype, shape, alias, lowest, place, _ in table["arrays"]:
         array = _Known(name, (dtype, tuple(shape), alias, lowest), ranks[0])
         first = known.setdefault(name, array)
         if first.type != array.type:
@@ -197,5 +210,5 @@ def _read_table(table: Any, ranks: Sequence[int], known: dict[str, _Known], keep
             continue
         for box, holders in shardings[place].items():
             first.boxes.setdefault(box, set()).update(holders)
-    for name in table["values"]:
+    for name, _ in table["values"]:
         keepers[name] = min(ranks[0], keepers.get(name, ranks[0]))

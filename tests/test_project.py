@@ -54,7 +54,7 @@ LAYERS: dict[str, list[str]] = {
         "channel inert leaves rng shards slots",
         "dcp_metadata objects preemption sampler staging",
         "dcp_source modules optimizer_state",
-        "optimizers",
+        "gradients optimizers",
         "tree",
         "nodes",
         "target",
@@ -232,7 +232,7 @@ def _without(absent: set[str], program: str) -> subprocess.CompletedProcess[str]
     return subprocess.run([sys.executable, "-c", hidden], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("package", ["ckptcore", "jaxckpt"])
+@pytest.mark.parametrize("package", ["ckptcore", "jaxckpt", "torchckpt"])
 def test_packages_are_typed(package: str) -> None:
     assert (ROOT / package / "py.typed").exists()
 

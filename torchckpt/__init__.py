@@ -28,6 +28,7 @@ from ckptcore.schedule import Every
 from ckptcore.store import Storage
 from torchckpt.checkpointer import Checkpointer, open_run
 from torchckpt.dcp_source import DcpCheckpoint
+from torchckpt.gradients import Gradients
 from torchckpt.rng import rng_state
 from torchckpt.sampler import Sampler
 from torchckpt.tree import Merged
@@ -39,6 +40,7 @@ __all__ = [
     "DcpCheckpoint",
     "Event",
     "Every",
+    "Gradients",
     "Keep",
     "Merged",
     "PerRank",

@@ -19,8 +19,9 @@ from ckptcore.channel import Channel
 from ckptcore.geometry import Box
 from ckptcore.layout import ArrayFacts, ComponentFacts, ValueFacts
 from ckptcore.names import Path, array_name, show_path
-from torchckpt import leaves, modules, nodes, objects, optimizers, shards, staging, tree
+from torchckpt import gradients, leaves, modules, nodes, objects, optimizers, shards, staging, tree
 from torchckpt.channel import open_channel
+from torchckpt.gradients import Gradients
 from torchckpt.objects import NUMPY
 from torchckpt.shards import Places
 from torchckpt.slots import Leaf
@@ -121,6 +122,8 @@ def _leaves(component: str, inner: Any, names: nodes.ParameterNames) -> Iterator
             yield from modules.leaves(node, path, component)
         elif isinstance(node, torch.optim.Optimizer):
             yield from optimizers.leaves(node, names.of(node), path, component)
+        elif isinstance(node, Gradients):
+            yield from gradients.leaves(node, path, component)
         elif nodes.is_empty(node) or leaves.is_array(node) or leaves.is_value(node):
             yield Leaf(path=path, data=node)
         elif parts.is_stateful(node):

@@ -102,7 +102,7 @@ def _text(described: Any, where: str) -> str:
 def _size(described: Any, where: str) -> tuple[int, ...]:
     """A `torch.Size`."""
     arguments = described.args if isinstance(described, Made) and described.kind == "torch.Size" else None
-    sizes = arguments[0] if isinstance(arguments, tuple) and arguments else None
+    sizes = arguments[0] if isinstance(arguments, tuple | list) and arguments else None
     if not isinstance(sizes, tuple) or not all(type(size) is int and 0 <= size < 1 << 53 for size in sizes):
         raise InvalidRecord(f"{where}: has no sizes where some are expected")
     return sizes

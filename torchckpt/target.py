@@ -20,7 +20,8 @@ from ckptcore.errors import StructureMismatch, UnsupportedLeaf
 from ckptcore.geometry import Box
 from ckptcore.layout import ComponentFacts
 from ckptcore.names import Path, array_name, show_path
-from torchckpt import leaves, modules, nodes, objects, optimizers, shards, tree
+from torchckpt import gradients, leaves, modules, nodes, objects, optimizers, shards, tree
+from torchckpt.gradients import Gradients
 from torchckpt.shards import Places
 from torchckpt.slots import Slot
 
@@ -50,7 +51,9 @@ class TorchTarget(Target):
         """See `Target.place`."""
         ready = {name: [part.prepare(found) for part in parts_] for name, parts_ in self.filled.items()}
         with torch.no_grad():
-            made = {name: iter([action() for action in actions]) for name, actions in ready.items()}
+            # Random generators last: an object may draw from them when it takes its state.
+            order = sorted(ready, key=lambda name: self.components[name].kind == "rng")
+            made = {name: iter([action() for action in ready[name]]) for name in order}
         return {name: _rewrapped(component, made[name]) for name, component in self.like.items()}
 
 
@@ -87,6 +90,8 @@ class _Maker:
             )
         if isinstance(node, torch.optim.Optimizer):
             return _Object(node, self._slots(optimizers.slots(node, self.names.of(node), path, self.component)))
+        if isinstance(node, Gradients):
+            return _Object(node, self._slots(gradients.slots(node, path, self.component, self.places)))
         if isinstance(node, torch.Tensor):
             return self._tensor(path, node)
         if nodes.is_empty(node):
@@ -123,8 +128,10 @@ class _Maker:
             dtype = leaves.dtype_name(tensor.dtype, where)
             return _Abstract(where, self._wanted(path, kind="array", dtype=dtype, shape=shape, boxes=(Box.whole(shape),)))
         leaves.check(tensor, where)
-        if any(stride == 0 and extent > 1 for stride, extent in zip(tensor.stride(), tensor.shape, strict=True)):
-            raise UnsupportedLeaf(f"{where}: an expanded tensor cannot be filled in place; restore into its .clone()")
+        if _overlaps_itself(shards.local(tensor)):
+            raise UnsupportedLeaf(
+                f"{where}: an expanded tensor cannot be filled in place (elements of it share memory); restore into its .clone()"
+            )
         place = self.places.of(tensor, where)
         dtype = leaves.dtype_name(tensor.dtype, where)
         boxes = (place.own,)
@@ -292,6 +299,16 @@ def _tensor_parts(part: _Part) -> Iterator[_Tensor]:
         yield part
     for below in part.parts if isinstance(part, _Object) else ():
         yield from _tensor_parts(below)
+
+
+def _overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether two elements may lie at one place in memory: no stride steps over all that smaller strides reach."""
+    reach = 0
+    for stride, extent in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if extent > 1 and stride <= reach:
+            return tensor.numel() > 0
+        reach += stride * (extent - 1)
+    return False
 
 
 def _array(wanted: Wanted, found: Found) -> np.ndarray:

@@ -78,17 +78,23 @@ class Conversion:
             raise StructureMismatch(
                 f"{source.title} cannot be converted to what the target is; {len(task.problems)} problems:", task.problems
             )
-        shown: dict[str, dict[str, Shown]] = {}
+        shown: dict[str, dict[str, Shown]] = {leaf.component: {} for leaf in wanted if self._converts(leaf.component)}
         for item in made:
-            shown.setdefault(item.leaf.component, {})[item.leaf.name] = item
+            shown[item.leaf.component][item.leaf.name] = item
         hidden = frozenset(name for target in shown for name in self.components(target))
         return View(source=source, framework="torch" if self.source == "jax" else "jax", shown=shown, hidden=hidden)
+
+    def _converts(self, component: str) -> bool:
+        """Whether a component of the target is made of converted ones, not taken as it is."""
+        if self.source == "jax":
+            return component in self.places
+        return any(place.partition(".")[0] == component for places in self.places.values() for place in places)
 
     def _to_torch(self, task: Task, wanted: Sequence[Wanted], elsewhere: Collection[Elsewhere]) -> Iterator[Shown]:
         targets = {
             component: [(leaf.path, leaf) for leaf in wanted if leaf.component == component]
             for component in dict.fromkeys(leaf.component for leaf in wanted)
-            if component in self.places
+            if self._converts(component)
         }
         shapes = _shapes([leaf for component in targets.values() for _, leaf in component])
         for component, leaves in targets.items():
@@ -104,12 +110,11 @@ class Conversion:
 
     def _to_flax(self, task: Task, wanted: Sequence[Wanted]) -> Iterator[Shown]:
         targets: dict[str, list[tuple[Path, Wanted]]] = {}
-        placed = {place.partition(".")[0] for places in self.places.values() for place in places}
         for leaf in wanted:
             torch, path = self._place(leaf.component, leaf.path)
             if torch is not None:
                 targets.setdefault(torch, []).append((path, leaf))
-            elif leaf.component in placed:
+            elif self._converts(leaf.component):
                 task.lacks(leaf, f"is in none of the places of components={dict(self.places)}")
         source = task.source
         for torch, leaves in targets.items():
@@ -228,8 +233,8 @@ def _is_empty(value: Any) -> bool:
 
 
 def _is_optimizer(paths: Iterator[Path]) -> bool:
-    """Whether leaves with these paths are those of a torch optimizer: a module's have one key each."""
-    return any(path[:1] == (("key", "param_groups"),) or (len(path) > 1 and path[0] == ("key", "state")) for path in paths)
+    """Whether leaves with these paths are those of a torch optimizer: it has groups."""
+    return any(path[:1] == (("key", "param_groups"),) for path in paths)
 
 
 def _shapes(wanted: Sequence[Wanted]) -> dict[str, Shape | None]:

@@ -38,9 +38,9 @@ class Task:
         """See `pairing.pair`."""
         return pair(flax, torch, rules=self.rules, names=self.names)
 
-    def lacks(self, leaf: Wanted, why: str) -> None:
-        """Note that there is nothing for a leaf of the target."""
-        if not self.missing:
+    def lacks(self, leaf: Wanted, why: str, *, misfit: bool = False) -> None:
+        """Note that there is nothing for a leaf of the target, or a `misfit`, which may not be passed over."""
+        if misfit or not self.missing:
             self.problems.append(f"{show_path(leaf.component, leaf.path)}: {why}")
 
     def unused(self, leaf: StoredLeaf, why: str) -> None:
@@ -73,7 +73,7 @@ def to_torch(task: Task, stored: Stored, targets: Targets) -> list[Shown]:
             if not leaf.optional:
                 task.lacks(leaf, "is not a tensor, and Flax's modules have arrays only")
         elif not made and not leaf.optional:
-            task.lacks(leaf, pairing.problems[fqn])
+            task.lacks(leaf, pairing.problems[fqn], misfit=fqn in pairing.misfits)
     used = pairing.used | pairing.could_be(set(task.elsewhere))
     for path, leaf in stored:
         if not is_array(leaf):
@@ -97,7 +97,7 @@ def to_flax(task: Task, stored: Stored, targets: Targets) -> list[Shown]:
         elif name in parts:
             result.append(shown.to_flax(leaf.component, leaf.path, parts[name], name, arrays[parts[name].torch]))
         elif name in shapes:
-            task.lacks(leaf, _why_not(name, pairing))
+            task.lacks(leaf, _why_not(name, pairing), misfit=pairing.is_misfit(name))
         elif not leaf.optional:
             task.lacks(leaf, "is not an array of known shape, and torch's modules have tensors only")
     taken = {arrays[name].stored_target for name in pairing.pairs}

@@ -77,7 +77,7 @@ def _torch_moments(
     for fqn, leaf in slots.items():
         found = pairing.pairs.get(fqn)
         if found is None or not found.flax:
-            task.lacks(leaf, pairing.problems.get(fqn, "optax holds nothing for it"))
+            task.lacks(leaf, pairing.problems.get(fqn, "optax holds nothing for it"), misfit=fqn in pairing.misfits)
             continue
         for key, moment in hyper.moments.items():
             check_dtypes(task, [state.moments[moment][part] for part in found.flax])
@@ -128,7 +128,8 @@ def _optax_moments(task: Task, state: TorchState, wanted: OptaxState[Wanted]) ->
     for moment, leaves in wanted.moments.items():
         for name, leaf in leaves.items():
             if name not in parts:
-                task.lacks(leaf, f"torch's optimizer has no such parameter; {hint(name, pairing)}")
+                why = f"torch's optimizer has no such parameter; {hint(name, pairing)}"
+                task.lacks(leaf, why, misfit=pairing.is_misfit(name))
                 continue
             tensor = state.parameters[parts[name].torch].get(MOMENT_OF[moment])
             if tensor is None:  # of a parameter that never had a gradient, or before the first step

@@ -42,10 +42,14 @@ class Pair:
 
 @dataclass
 class Pairing:
-    """`pairs` by torch's name. `problems` says by torch's name why there is none; `names` what each of Flax's leaves could be."""
+    """`pairs` by torch's name. `problems` says by torch's name why there is none; `names` what each of Flax's leaves could be.
+
+    `misfits` are those of torch's names for which Flax has something that does not fit, or too much.
+    """
 
     pairs: dict[str, Pair] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
+    misfits: set[str] = field(default_factory=set)
     names: dict[str, list[str]] = field(default_factory=dict)
 
     @property
@@ -56,6 +60,10 @@ class Pairing:
     def could_be(self, torch: set[str]) -> set[str]:
         """Flax's names that may be part of one of the `torch` names."""
         return {name for name, found in self.names.items() if torch & set(found)}
+
+    def is_misfit(self, flax: str) -> bool:
+        """Whether torch has something for one of Flax's names that does not fit."""
+        return not self.misfits.isdisjoint(self.names.get(flax, ()))
 
 
 @dataclass(frozen=True)
@@ -87,10 +95,10 @@ def pair(
             result.pairs[name] = fitting[0]
             for part in fitting[0].flax if not tiers[0] else ():
                 taken[part].append(name)
-        elif fitting:
-            result.problems[name] = _ambiguous(fitting)
         else:
-            result.problems[name] = _nothing(name, [*own.get(name, []), *standard.get(name, [])], flax, shape)
+            candidates = [*own.get(name, []), *standard.get(name, [])]
+            result.problems[name] = _ambiguous(fitting) if fitting else _nothing(name, candidates, flax, shape)
+            result.misfits.update([name] if candidates else [])
     _refuse_shared(result, taken)
     _add_torch_only(result, [*rules, *FLAX_TORCH])
     return result
@@ -150,6 +158,7 @@ def _refuse_shared(result: Pairing, taken: Mapping[str, Sequence[str]]) -> None:
             for name in users:
                 others = ", ".join(repr(other) for other in users if other != name)
                 result.problems[name] = f"ambiguous: {part!r} could also be {others}; add a rule for one of them"
+                result.misfits.add(name)
                 result.pairs.pop(name, None)
 
 
@@ -158,6 +167,7 @@ def _add_torch_only(result: Pairing, rules: Sequence[Rule]) -> None:
     for name in list(result.problems):
         if any(not rule.parts and naming.capture(rule.torch, name) is not None for rule in rules):
             del result.problems[name]
+            result.misfits.discard(name)
             result.pairs[name] = Pair(name, (), ())
 
 

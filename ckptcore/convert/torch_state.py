@@ -87,7 +87,7 @@ def _groups(stored: Sequence[tuple[Path, StoredLeaf]], source: Readable) -> list
     found: dict[Any, dict[str, Any]] = {}
     for path, leaf in stored:
         if path[0] == ("key", "param_groups"):
-            content = source.digest(leaf) if is_array(leaf) else source.value(leaf)
+            content: Any = source.digest(leaf) if is_array(leaf) else source.value(leaf)
             group = found.setdefault(path[1:2], {})
             if len(path) > 3:
                 group.setdefault(str(path[2][1]), {})[path[3:]] = content

@@ -246,6 +246,14 @@ def test_an_optimizer_over_two_models_names_them(tmp_path: Path) -> None:
     assert {"optimizer.state.model.weight.momentum_buffer", "optimizer.state.critic.weight.momentum_buffer"} <= set(leaves)
 
 
+def test_a_loss_that_belongs_to_a_graph_is_a_metric(tmp_path: Path) -> None:
+    weight = nn.Parameter(torch.full((2,), 2.0))
+    with job(tmp_path) as checkpointer:
+        checkpointer.save(1, {"model": {"w": weight}}, guarantee="weights", metrics={"loss": weight.sum()}).result()
+    (known,) = open_host_run(tmp_path).generations()
+    assert known.metrics == {"loss": 4.0}
+
+
 def test_what_has_no_place_is_named(tmp_path: Path) -> None:
     with job(tmp_path) as checkpointer:
         with pytest.raises(UnsupportedLeaf, match=r"extra\['f'\]"):
