@@ -182,7 +182,7 @@ def _check_nodes(nodes: Mapping[str, str], known: Mapping[str, _Known], keepers:
 
 def _above(leaf: ArrayFacts | ValueFacts) -> list[int]:
     """Where in its name the names of the containers end that it lies in."""
-    return [len(array_name(leaf.component, leaf.path[:depth])) for depth in range(1, len(leaf.path))]
+    return [len(array_name(leaf.component, leaf.path[:depth])) for depth in range(len(leaf.path))]
 
 
 def _array(facts: ArrayFacts, shardings: dict[tuple[Any, ...], int]) -> list[Any]:

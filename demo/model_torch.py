@@ -41,12 +41,8 @@ class Classifier(nn.Module):
 
 
 def sharded(ranks: int) -> Classifier:
-    """The classifier with every layer's parameters divided over all ranks (FSDP2)."""
-    mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("data",))
-    model = Classifier()
-    for layer in model.layers:
-        fully_shard(layer, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+    """The classifier with its parameters divided over all ranks (FSDP2)."""
+    return fully_shard(Classifier(), mesh=init_device_mesh("cpu", (ranks,), mesh_dim_names=("data",)))
 
 
 def learning_rate(step: int, total: int) -> float:

@@ -23,7 +23,7 @@ from demo.run_log import RankLog, read_log
 
 ROOT = Path(__file__).parents[1]
 POLL_SECONDS = 0.05
-JOB_SECONDS = 120.0
+JOB_SECONDS = 240.0
 PROGRAMS = {"jax": "demo.train", "torch": "demo.train_torch"}
 
 

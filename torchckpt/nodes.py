@@ -35,10 +35,11 @@ class ParameterNames:
 
     def __init__(self, components: Mapping[str, Any]) -> None:
         self._known: dict[int, tuple[str, str]] = {}
-        for component, value in components.items():
-            for path, node in tree.walk(component, parts.unwrap(value)[0]):
-                for key, name in _names(path, node).items():
-                    self._known.setdefault(key, (component, name))
+        found = [(part, *held) for part, value in components.items() for held in tree.walk(part, parts.unwrap(value)[0])]
+        # Modules first: that a tree has one of their tensors too, before or after them, does not change its name.
+        for component, path, node in sorted(found, key=lambda held: not isinstance(held[2], torch.nn.Module)):
+            for key, name in _names(path, node).items():
+                self._known.setdefault(key, (component, name))
 
     def of(self, optimizer: torch.optim.Optimizer) -> Mapping[int, str]:
         """The names of the optimizer's parameters that are known, by the parameter's `id`."""

@@ -74,10 +74,10 @@ class Conversion:
         """
         task = Task(source=source, rules=self.rules, names=self.names, missing=missing == "keep", extra=extra == "ignore")
         made = list(self._to_torch(task, wanted, elsewhere) if self.source == "jax" else self._to_flax(task, wanted))
-        if task.problems:
-            raise StructureMismatch(
-                f"{source.title} cannot be converted to what the target is; {len(task.problems)} problems:", task.problems
-            )
+        problems = list(dict.fromkeys(task.problems))  # a component that is home to two of torch's is gone through twice
+        if problems:
+            what = f"{source.title} cannot be converted to what the target is"
+            raise StructureMismatch(f"{what}; {len(problems)} problems:", problems)
         shown: dict[str, dict[str, Shown]] = {leaf.component: {} for leaf in wanted if self._converts(leaf.component)}
         for item in made:
             shown[item.leaf.component][item.leaf.name] = item

@@ -72,6 +72,8 @@ def _torch_moments(
     count = 0 if state.count is None else _numbers(task.source, [state.count])[0]
     if state.count is not None and count > _EXACT:
         task.refuse(state.count, f"{count} is more than torch's float32 step can count ({_EXACT})")
+    if state.count is not None:
+        _check_counters(task, state.counters, count)
     pairing = task.pair({name: shape_of(leaf) for name, leaf in state.parameters.items()}, {n: shapes.get(n) for n in slots})
     result: list[Shown] = []
     for fqn, leaf in slots.items():
@@ -91,9 +93,17 @@ def _torch_moments(
     return result
 
 
+def _check_counters(task: Task, counters: Sequence[StoredLeaf], count: int) -> None:
+    """Note counts, of a schedule or of a train state, that are not what the moments count: torch keeps one."""
+    for leaf, number in zip(counters, _numbers(task.source, counters), strict=True):
+        if number != count:
+            task.unused(leaf, f"counts {number} steps, the moments' count is {count}, and torch keeps only that")
+
+
 def _odd(state: OptaxState[StoredLeaf]) -> list[StoredLeaf]:
-    """Moments that have not their parameter's shape, as NovoGrad's, and a count that is not one number."""
-    odd = [] if state.count is None or not is_array(state.count) or not shape_of(state.count) else [state.count]
+    """Moments that have not their parameter's shape, as NovoGrad's, and counts that are not one number."""
+    counts = [*state.counters, *([] if state.count is None else [state.count])]
+    odd = [leaf for leaf in counts if is_array(leaf) and shape_of(leaf)]
     for name, first in state.parameters.items():
         moments = [leaves[name] for leaves in state.moments.values()]
         odd += [leaf for leaf in moments if not is_array(leaf) or not is_array(first) or shape_of(leaf) != shape_of(first)]

@@ -150,6 +150,18 @@ def test_a_count_for_each_device_is_named(tmp_path: Path) -> None:
         in_torch(url)
 
 
+def test_counts_that_differ_are_not_lost(tmp_path: Path) -> None:
+    """A schedule that is further than the moments began anew on the way back."""
+    transformation = optax.adam(optax.cosine_decay_schedule(0.1, 10))
+    adam, schedule = init(transformation, params())
+    state = (adam, schedule._replace(count=jnp.int32(3)))
+    url = save(jaxckpt, tmp_path, {"params": params(), "optimizer": state})
+    with pytest.raises(
+        StructureMismatch, match=r"optimizer\[1\].count in the checkpoint: counts 3 steps, the moments' count is 0"
+    ):
+        in_torch(url)
+
+
 def with_number(tree: dict[str, Any]) -> dict[str, Any]:
     """Parameters with a Python number among them, and Adam's state as it is for them."""
     adam, *rest = init(optax.adam(0.1), tree)

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import tensorstore as ts
 import torch
+from torch.distributed.checkpoint import state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
 
 import torchckpt
 from ckptcore import array_reader, writer
@@ -26,6 +29,7 @@ from tests.torchckpt.models import Tiny, adamw, assert_expected, expected, local
 from tests.torchckpt.procs import run_job
 from tests.torchckpt.runs import DERIVED, checkpointer, resume, save
 from torchckpt import backend, open_run
+from torchckpt.dcp import StorageWriter
 
 
 def known(key: str = "value") -> Tiny:
@@ -86,6 +90,29 @@ def test_nothing_of_the_state_is_of_a_later_step_than_the_rest(tmp_path: Path, m
     assert restored.step == 1
     assert summary({**fresh, "extra": restored.components["extra"]}) == at_save
     assert summary(state) != at_save
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_write_that_fails_is_told_through_dcp_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, asynchronous: bool
+) -> None:
+    """A thread that writes, and whose error nobody looks at, lets the save report success."""
+    state = {"model": {"w": torch.zeros(3)}}
+    target = StorageWriter(tmp_path / "run", step=1, derived=DERIVED)
+    with monkeypatch.context() as patch:
+        patch.setattr(writer._Writer, "_sign_off", _no_space)
+        with pytest.raises(CheckpointException, match="no space left"):
+            _dcp_save(state, target, asynchronous=asynchronous)
+    _dcp_save(state, target, asynchronous=asynchronous)
+    assert [found.state for found in open_run(tmp_path / "run").generations()] == ["aborted", "committed"]
+
+
+def _dcp_save(state: dict[str, Any], target: StorageWriter, *, asynchronous: bool) -> None:
+    if asynchronous:
+        cast("Future[Any]", state_dict_saver.async_save(state, storage_writer=target)).result(60)
+    else:
+        state_dict_saver.save(state, storage_writer=target)
 
 
 def _no_space(*_: object) -> None:

@@ -180,6 +180,16 @@ def test_an_optimizer_is_restored_alone_if_its_module_is_at_hand(tmp_path: Path)
     assert torch.equal(before, fresh.weight)  # pyright: ignore[reportArgumentType]
 
 
+def test_the_order_of_components_does_not_name_parameters(tmp_path: Path) -> None:
+    """A tensor of the module is in another component too."""
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    save(tmp_path, {"extra": {"w": model.weight}, "model": model, "optimizer": optimizer})
+    optimizer.param_groups[0]["lr"] = 0.1
+    resume(tmp_path, {"model": model, "optimizer": optimizer, "extra": {"w": model.weight}})
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
 class Drawing:
     """Draws from the global generator when it takes its state, as a loader that starts again does."""
 
