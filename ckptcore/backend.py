@@ -12,7 +12,7 @@ Staged arrays have a leaf's *stored* dtype; found arrays have its *logical* one 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -183,8 +183,11 @@ class Backend(Protocol):
         """The leaves of `components`. Raises `UnsupportedLeaf` naming the path and the type."""
         ...
 
-    def target(self, like: Mapping[str, Any]) -> Target:
-        """What a restore into `like` needs. Raises `UnsupportedLeaf` naming the path and the type."""
+    def target(self, like: Mapping[str, Any], components: Collection[str]) -> Target:
+        """What a restore into `components` of `like` needs; they may refer to the others, as an optimizer does to its parameters.
+
+        Raises `UnsupportedLeaf` naming the path and the type.
+        """
         ...
 
     def release(self) -> None:

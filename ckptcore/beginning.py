@@ -59,7 +59,8 @@ def prepare(
         raise CallError(f"run {url} has neither a parent nor an origin")
     source = forks.same_source(run.origin, start_from, url)
     state = init()
-    target = backend.target(_replaced(source, source.names, state, like, rules))
+    into = _replaced(source, source.names, state, like, rules)
+    target = backend.target({**state, **into}, into)
     find = partial(restore.find, source, target, rules=replace(rules, cast=source.cast), ranks={})
     return Beginning(step=0, state=state, target=target, read=lambda elsewhere: find(elsewhere=elsewhere))
 
@@ -87,7 +88,8 @@ def _from_run(
     complete = whole and all(_is_drawn(name, checkpoint, parent.components, rules) for name in like)
     state = like if complete else init()
     taken = {drawn for name in like for drawn in rules.sources(name, checkpoint.framework)} if complete else parent.components
-    target = backend.target(_replaced(checkpoint, taken, state, like, rules))
+    into = _replaced(checkpoint, taken, state, like, rules)
+    target = backend.target({**state, **into}, into)
     same = manifest.topology.participants == backend.topology(()).participants
     ranks = {name: rank if same else None for name, entry in manifest.components.items() if entry.scope == "rank"}
     step = manifest.step if complete else 0

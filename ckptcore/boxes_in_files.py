@@ -49,7 +49,7 @@ class OpenFile:
             try:
                 count = os.preadv(self.descriptor, [memory[done:]], offset + done)
             except OSError as error:
-                raise posix.translate(error, f"reading {self.path}") from error
+                raise posix.translate(error, f"reading {self.path}", of_run=False) from error
             if count == 0:
                 raise Damaged(f"{self.path}: ends at byte {offset + done}, {len(memory) - done} bytes too early")
             done += count
@@ -72,7 +72,7 @@ def opened(path: Path, stamp: Stamp | None = None) -> Iterator[OpenFile]:
     except FileNotFoundError as error:
         raise NotFound(f"there is no file {path}") from error
     except OSError as error:
-        raise posix.translate(error, f"opening {path}") from error
+        raise posix.translate(error, f"opening {path}", of_run=False) from error
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):

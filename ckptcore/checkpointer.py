@@ -349,6 +349,7 @@ class Checkpointer:
     def _resume(self, request: Request) -> Restored | None:
         if self._closed:
             raise CallError("this Checkpointer is closed")
+        self._check_size()
         self.wait()
         session, resumed = self._resumer.resume(request)
         self._begin(session, resumed.base if resumed else None)
@@ -371,8 +372,18 @@ class Checkpointer:
         self._last_step = beginning.step
         return Restored(beginning.step, components, reason=described(run))
 
+    def _check_size(self) -> None:
+        """Refuse a job that has got its ranks since: each would take itself for the whole of it, and fence off the others."""
+        now = self._backend.topology(()).participants
+        if now != self._channel.size:
+            raise CallError(
+                f"this Checkpointer was made when the job had {self._channel.size} processes; now it has {now}. Make it after"
+                " jax.distributed.initialize() or torch.distributed.init_process_group()"
+            )
+
     def _opened(self) -> Session:
         if self._session is None:
+            self._check_size()
             self._begin(self._resumer.open_fresh(), None)
         return self._session  # pyright: ignore[reportReturnType]
 

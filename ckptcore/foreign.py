@@ -85,7 +85,7 @@ class Foreign(ABC):
     framework: str = "torch"
 
     def __init__(self, path: str | os.PathLike[str], *, component: str, names: Names | None = None, cast: Any = None) -> None:
-        self.path = Path(path).expanduser().absolute()
+        self.path = absolute(path)
         self.component = check_component(component)
         self.cast = cast_name(cast)
         self._renames = Renames.of(names)
@@ -176,6 +176,13 @@ class Foreign(ABC):
     @cached_property
     def _digests(self) -> dict[str, str]:
         return {}
+
+
+def absolute(path: str | os.PathLike[str]) -> Path:
+    """`path`, beginning at the root. Raises `CallError` for one that no file can have."""
+    if "\0" in str(path):
+        raise CallError(f"the path {str(path)!r} has a zero byte, which no file's name can have")
+    return Path(path).expanduser().absolute()
 
 
 def pieces(tensor: Tensor, *, rows: int = 1) -> Iterator[Box]:

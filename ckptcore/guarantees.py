@@ -77,6 +77,10 @@ def missing_for(level: Level, components: Mapping[str, Described], derived: Deri
     """
     needs = {"weights": NEEDS[:1], "replay": _CONTINUING, "coverage": _CONTINUING, "exact": NEEDS[:4]}[level]
     missing = [_absent(need, derived) for need in needs if not _is_met(need, components, derived)]
+    if level == "exact":
+        # Manifests and layouts do not say this: it is known when the state is saved.
+        found = ((name, getattr(component, "inexact", None)) for name, component in components.items())
+        missing += [f"{name}: {reason}" for name, reason in found if reason is not None]
     cursor = _cursor(components, derived)
     if level != "weights" and cursor == "none":
         missing.append(_absent("data", derived))

@@ -83,11 +83,13 @@ class ComponentFacts:
     """One component: its kind, and whether it is one for all ranks or one per rank.
 
     `rank_zero`: its host arrays and values may differ between ranks, and those of the lowest rank that has them count.
+    `inexact`: why a run that restores it cannot go on bit for bit, if the backend sees that.
     """
 
     kind: str
     scope: Literal["global", "rank"]
     rank_zero: bool = False
+    inexact: str | None = None
 
 
 @dataclass(frozen=True)

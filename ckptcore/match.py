@@ -43,6 +43,14 @@ class Conversion(Protocol):
         """The source's components that the target's component `name` draws from."""
         ...
 
+    def keeps(self, leaf: Wanted) -> bool:
+        """Whether a leaf of the target has no counterpart by the caller's word, and stays as it is."""
+        ...
+
+    def doubt(self, wanted: Sequence[Wanted]) -> str:
+        """For an error: a question if the target looks like one of the framework that is converted from, else nothing."""
+        ...
+
     def view(
         self,
         source: Readable,
@@ -113,8 +121,20 @@ class Rules:
     def view(self, source: Readable, wanted: Sequence[Wanted], elsewhere: Collection[Elsewhere]) -> Readable:
         """`source` as `wanted` needs it; `elsewhere` is what other ranks take."""
         if self.convert is None or self.convert.source != source.framework:
+            self._check_direction(source, wanted)
             return source
         return self.convert.view(source, wanted, missing=self.missing, extra=self.extra, elsewhere=elsewhere)
+
+    def keeps(self, leaf: Wanted, framework: str) -> bool:
+        """Whether a leaf of the target stays as it is when a checkpoint of `framework` is converted."""
+        return self.convert is not None and self.convert.source == framework and self.convert.keeps(leaf)
+
+    def _check_direction(self, source: Readable, wanted: Sequence[Wanted]) -> None:
+        """Raise `CallError` if what is wanted is not there and `convert` converts the other way."""
+        absent = {self.component(leaf.name) for leaf in wanted} - set(source.names)
+        doubt = self.convert.doubt(wanted) if self.convert is not None and absent and self.missing == "error" else ""
+        if doubt:
+            raise CallError(f"{source.title}, of {source.framework}, has no component {min(absent)!r}{doubt}")
 
     def dtype(self, stored: str) -> str:
         """The dtype a stored array is restored to."""
@@ -201,8 +221,9 @@ def match(
             f"{show_path(item.component, item.record.path)}: in the checkpoint, not in the target" for item in unused
         )
     if differences:
+        doubt = "" if rules.convert is None else rules.convert.doubt(wanted)
         raise StructureMismatch(
-            f"{source.title} does not fit the target; {len(differences)} differences"
+            f"{source.title} does not fit the target{doubt}; {len(differences)} differences"
             " (restore() allows for some: components=, rename={'target.name': 'checkpoint.name'}, cast=,"
             " missing='keep' with real arrays in `like`, extra='ignore'):",
             differences,
@@ -245,12 +266,21 @@ def _is_below(leaf: StoredLeaf, name: str) -> bool:
 
 
 def _untied(found: StoredLeaf, names: Sequence[str], stored: Mapping[str, StoredLeaf], source: Readable) -> str | None:
-    """Why an array that the target has under several `names` cannot be restored from what is stored under them."""
+    """Why an array that the target has under several `names` cannot be restored from what is stored under them.
+
+    A view's digests tell how the axes lie too: of arrays that lie otherwise nothing is known.
+    """
     for name in names:
         other = stored.get(name)
         if other is None or other.stored_target == found.stored_target:
             continue
-        if source.digest(found) is None or source.digest(found) != source.digest(other):
+        own, digest = source.digest(found), source.digest(other)
+        if own is None or digest is None or own.partition(" ")[2] != digest.partition(" ")[2]:
+            return (
+                f"the target ties it to {name!r}, where the checkpoint holds an array of its own, and no digests tell"
+                " whether they are equal; restore it without the tie"
+            )
+        if own != digest:
             return f"the target ties it to {name!r}, where the checkpoint holds other content"
     return None
 

@@ -20,15 +20,27 @@ _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # non-blocking: a planted FIFO must not hang us
 
 
-def translate(error: OSError, what: str) -> StoreError:
-    """The error of the project for one of the system."""
+def translate(error: OSError, what: str, *, of_run: bool = True) -> StoreError:
+    """The error of the project for one of the system; `of_run` says that it concerns a run's files, not others."""
     text = f"{what}: {error}"
+    if not of_run:
+        return _translate_other(error, text)
     if error.errno in _FULL:
         return StoreFull(f"{text}. Make room, then save again; what was committed is untouched")
     if error.errno in (errno.ELOOP, errno.ENXIO):
         return UnsafeStore(f"{text}. A run may contain neither symbolic links nor special files; remove it")
     if error.errno in _REFUSED:
         return StoreError(f"{text}. Check the permissions and the mount of the run's directory")
+    return StoreUnavailable(text)
+
+
+def _translate_other(error: OSError, text: str) -> StoreError:
+    if error.errno in _FULL:
+        return StoreFull(f"{text}. Make room, then try again")
+    if error.errno in (errno.ELOOP, errno.ENXIO):
+        return UnsafeStore(f"{text}. Only files are read, and links that lead to one")
+    if error.errno in _REFUSED:
+        return StoreError(f"{text}. Check the path, its permissions and its mount")
     return StoreUnavailable(text)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -201,6 +201,21 @@ class _Prover:
                         self.problems.append(
                             f"rank {receipt.rank} and rank {known.ranks[0]} see leaf {name!r} with another type, shape or grid"
                         )
+        self._check_containers()
+
+    def _check_containers(self) -> None:
+        """What is a leaf on one rank and a container on another could be written, but not be put together again."""
+        shared = {name: leaf for name, leaf in self.leaves.items() if self.components[leaf.component].scope == "global"}
+        above: dict[tuple[str, Any], str] = {}
+        for name, leaf in shared.items():
+            path = leaf.record.path
+            above.update({(leaf.component, path[:depth]): name for depth in range(len(path))})
+        for name, leaf in shared.items():
+            inside = above.get((leaf.component, leaf.record.path))
+            if inside is not None:
+                self.problems.append(
+                    f"leaf {name!r} of {show_ranks(leaf.ranks)} is elsewhere a container, which holds {inside!r}"
+                )
 
     def _index(self) -> tuple[dict[str, IndexedLeaf], dict[str, StoredArray]]:
         written = self._written()

@@ -232,9 +232,14 @@ class Checkpoint:
 
     def _layout_of(self, component: str, rank: int | None) -> records.Layout:
         if rank is None or not 0 <= rank < len(self.roster.ranks):
+            what_to_do = (
+                f"there is no rank {rank}"
+                if rank is not None
+                else f"it can be neither converted nor exported: open_run(…).restore(components={component!r}, rank=…) reads one"
+            )
             raise NotFound(
                 f"component {component!r} of {self.generation} is stored per rank,"
-                f" for ranks 0 to {len(self.roster.ranks) - 1}; there is no rank {rank}"
+                f" for ranks 0 to {len(self.roster.ranks) - 1}; {what_to_do}"
             )
         wanted = self.roster.ranks[rank].layout
         for descriptor in self.roster.layouts:

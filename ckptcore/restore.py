@@ -30,7 +30,8 @@ def find(
     Reads only the boxes wanted. Raises `StructureMismatch` with every difference, `DamageError` for bytes
     that differ from their digests.
     """
-    wanted = [leaf for leaf in target.wanted if ranks.get(rules.component(leaf.name), 0) is not None]
+    drawn = [leaf for leaf in target.wanted if ranks.get(rules.component(leaf.name), 0) is not None]
+    wanted = [leaf for leaf in drawn if not rules.keeps(leaf, source.framework)]
     source = rules.view(source, wanted, elsewhere)
     stored = table(source, _sources(wanted, rules, source), ranks)
     return _find(source, match(wanted, stored, source, rules, elsewhere=elsewhere), rules)

@@ -115,7 +115,7 @@ class Resumer:
         absent = [name for name in request.components or () if name not in request.like]
         if absent:
             raise CallError(f"components names {absent[0]!r}, which `like` lacks; it has {sorted(request.like)}")
-        return self.backend.target({name: request.like[name] for name in request.components or request.like})
+        return self.backend.target(request.like, request.components or request.like)
 
     def _read(self, session: Session, target: Target | None, request: Request, elsewhere: Sequence[Elsewhere]) -> Resumed | None:
         """What the base holds for this rank, not placed yet; None without a base."""

@@ -22,7 +22,7 @@ from ckptcore.match import Conversion, Rename, Rules, cast_name
 from ckptcore.names import GenerationId, Named, named_generation
 from ckptcore.reader import Checkpoint
 from ckptcore.renames import Names
-from ckptcore.safetensors_export import export_safetensors
+from ckptcore.safetensors_export import MAX_SHARD_BYTES, export_safetensors
 from ckptcore.store import Storage, Store, open_store
 
 MAX_OVERTAKEN = 10
@@ -205,10 +205,12 @@ class Run:
         component: str,
         names: Names | None = None,
         dtype: Any = None,
+        max_shard_bytes: int = MAX_SHARD_BYTES,
     ) -> list[Path]:
         """Write the arrays of a component (of the head, by default) as safetensors files; see `export_safetensors`."""
         checkpoint = self.checkpoint(step=step, generation=generation)
-        return export_safetensors(checkpoint, path, component=component, names=names, dtype=dtype)
+        options = {"component": component, "names": names, "dtype": dtype, "max_shard_bytes": max_shard_bytes}
+        return export_safetensors(checkpoint, path, **options)
 
     def fork(
         self,
@@ -242,8 +244,8 @@ class Run:
             return restore.host(checkpoint, list(components or checkpoint.manifest.components), rules=rules, ranks=ranks)
         if self._backend is None:
             raise CallError("`like` needs a framework: use jaxckpt.open_run; ckptcore.open_run gives nested host arrays")
-        chosen = like if components is None else {name: like[name] for name in components if name in like}
-        target = self._backend.target(chosen)
+        chosen = list(like) if components is None else [name for name in components if name in like]
+        target = self._backend.target(like, chosen)
         return target.place(restore.find(checkpoint, target, rules=rules, ranks=ranks))
 
     def _attempts(self, step: int | None, generation: Named | None) -> Iterator[Checkpoint]:

@@ -1,7 +1,8 @@
 """Export: the arrays of a component as safetensors files that Hugging Face's libraries read.
 
 Streamed: a tensor goes through memory in pieces, so the model may be larger than the host. Every file is complete and
-durable under a temporary name before the first gets its own; the index comes last.
+durable under a temporary name, `.<name>.<32 hex digits>.tmp`, before the first gets its own; the index comes last.
+What an export that was killed has left under such names is removed by the next one into the same directory.
 """
 # File descriptors and links are the point.
 # ruff: noqa: PTH123
@@ -9,8 +10,11 @@ durable under a temporary name before the first gets its own; the index comes la
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -21,7 +25,7 @@ import numpy as np
 
 from ckptcore import dtypes, posix, safetensors_header
 from ckptcore.errors import CallError, StructureMismatch
-from ckptcore.foreign import Tensor, pieces
+from ckptcore.foreign import Tensor, absolute, pieces
 from ckptcore.match import cast_name, is_floating
 from ckptcore.names import show_path
 from ckptcore.readable import Readable, StoredLeaf
@@ -31,6 +35,7 @@ from ckptcore.safetensors import INDEX_SUFFIX, SUFFIX
 
 MAX_SHARD_BYTES = 5_000_000_000
 """The most bytes of tensors in one of several files, unless somebody asks for another number."""
+_TEMPORARY = re.compile(r"\..+(\.safetensors|\.safetensors\.index\.json)\.[0-9a-f]{32}\.tmp")
 
 
 @dataclass(frozen=True)
@@ -63,10 +68,12 @@ def export_safetensors(
     a rule to None leaves out what it matches of the component. `dtype`: floating-point arrays are cast to it. An array
     that is tied to another is not written twice, but under its own name where the other is left out. Nothing is overwritten.
 
-    Raises `CallError` if there are files already; `StructureMismatch` for leaves that are no arrays, and for names that
-    `names` does not bring back; `UnsupportedLeaf` for a dtype that the format lacks.
+    Raises `CallError` if there are files already, and for a limit that is no positive number; `StructureMismatch` for leaves
+    that are no arrays, and for names that `names` does not bring back; `UnsupportedLeaf` for a dtype that the format lacks.
     """
-    target = Path(path).expanduser().absolute()
+    target = absolute(path)
+    if type(max_shard_bytes) is not int or max_shard_bytes < 1:
+        raise CallError(f"max_shard_bytes={max_shard_bytes!r}: expected a positive number of bytes")
     items = _items(source, component, names, cast_name(dtype))
     shards = _shards(items, None if target.suffix == SUFFIX else max_shard_bytes)
     home, files = (target.parent, [target.name]) if target.suffix == SUFFIX else (target, _file_names(len(shards)))
@@ -81,7 +88,7 @@ def export_safetensors(
     try:
         _publish(home, contents)
     except OSError as error:
-        raise posix.translate(error, f"exporting to {target}") from error
+        raise posix.translate(error, f"exporting to {target}", of_run=False) from error
     return [home / file for file in contents]
 
 
@@ -175,16 +182,45 @@ def _publish(home: Path, contents: Mapping[str, Iterator[bytes | memoryview]]) -
     """Write every file under a temporary name, then give all of them their own, in order."""
     home.mkdir(parents=True, exist_ok=True)
     temporary = {file: home / f".{file}.{uuid4().hex}.tmp" for file in contents}
+    with _shared(home):
+        try:
+            for file, parts in contents.items():
+                _write(temporary[file], parts)
+            for file in contents:
+                _link(temporary[file], home / file)
+            posix.fsync_directory(str(home))
+            posix.fsync_directory(str(home.parent))
+        finally:
+            for path in temporary.values():
+                path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _shared(home: Path) -> Iterator[None]:
+    """Hold a lock that every export into a directory holds; whoever is alone there removes what others have left.
+
+    The lock of a process that was killed is gone. Where a file system has no locks nothing is removed.
+    """
+    descriptor = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        for file, parts in contents.items():
-            _write(temporary[file], parts)
-        for file in contents:
-            _link(temporary[file], home / file)
-        posix.fsync_directory(str(home))
-        posix.fsync_directory(str(home.parent))
+        if _lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            for entry in home.iterdir():
+                if _TEMPORARY.fullmatch(entry.name):
+                    entry.unlink(missing_ok=True)
+        _lock(descriptor, fcntl.LOCK_SH)
+        yield
     finally:
-        for path in temporary.values():
-            path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EBADF, errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL):
+            return False
+        raise
+    return True
 
 
 def _write(path: Path, parts: Iterator[bytes | memoryview]) -> None:

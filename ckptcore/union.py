@@ -115,9 +115,23 @@ def unite(flat: Flat, tables: Tables) -> United:
 
 
 def unite_meshes(meshes: Iterable[Sequence[Any]]) -> list[records.Mesh]:
-    """The distinct meshes that the ranks know, in one order on all of them."""
-    distinct = {canonical.encode(mesh): mesh for known in meshes for mesh in known}
-    return [msgspec.convert(distinct[encoded], records.Mesh) for encoded in sorted(distinct)]
+    """The distinct meshes that the ranks know, in one order on all of them.
+
+    Those of one form, such as the tensor-parallel groups of a job, are one: else their number would grow with the job.
+    """
+    told = list(meshes)
+    if len(told) == 1:
+        return [msgspec.convert(mesh, records.Mesh) for mesh in told[0]]
+    forms: dict[bytes, dict[str, Any]] = {}
+    for mesh in (mesh for known in told for mesh in known):
+        forms.setdefault(canonical.encode([mesh["axes"], mesh["shape"]]), {})[mesh["devices"]] = mesh
+    return [_one_mesh(forms[form]) for form in sorted(forms)]
+
+
+def _one_mesh(alike: Mapping[str, Any]) -> records.Mesh:
+    devices = sorted(alike)
+    first = msgspec.convert(alike[devices[0]], records.Mesh)
+    return first if len(devices) == 1 else msgspec.structs.replace(first, devices=digests.digest(canonical.encode(devices)))
 
 
 @dataclass

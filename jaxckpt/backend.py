@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib import metadata
@@ -57,9 +57,9 @@ class JaxBackend:
         """The leaves of `components`. Raises `UnsupportedLeaf` naming the path and the type."""
         return flatten(components)
 
-    def target(self, like: Mapping[str, Any]) -> JaxTarget:
-        """What a restore into `like` needs. Raises `UnsupportedLeaf` naming the path and the type."""
-        return target(like)
+    def target(self, like: Mapping[str, Any], components: Collection[str]) -> JaxTarget:
+        """What a restore into `components` of `like` needs. Raises `UnsupportedLeaf` naming the path and the type."""
+        return target({name: component for name, component in like.items() if name in components})
 
     def release(self) -> None:
         """Nothing is kept: every snapshot is let go when it is written."""

@@ -32,6 +32,7 @@ LAYERS: dict[str, list[str]] = {
         "convert.modules convert.torch_state convert.view",
         "convert.optimizers",
         "convert.conversion",
+        "convert.directions",
         "convert.__init__",
         "array_reader foreign listing union",
         "arrays safetensors wants",
@@ -53,7 +54,7 @@ LAYERS: dict[str, list[str]] = {
     "torchckpt": [
         "channel inert leaves rng shards slots",
         "dcp_metadata objects preemption sampler staging",
-        "dcp_source modules optimizer_state",
+        "dcp_source memory modules optimizer_state",
         "gradients optimizers",
         "tree",
         "nodes",

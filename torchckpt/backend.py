@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
@@ -70,9 +70,9 @@ class TorchBackend:
         """The leaves of `components`. Raises `UnsupportedLeaf` naming the path and the type."""
         return flatten(components, self._slab, self._places)
 
-    def target(self, like: Mapping[str, Any]) -> TorchTarget:
-        """What a restore into `like` needs. Raises `UnsupportedLeaf` naming the path and the type."""
-        return target(like, self._places)
+    def target(self, like: Mapping[str, Any], components: Collection[str]) -> TorchTarget:
+        """What a restore into `components` of `like` needs. Raises `UnsupportedLeaf` naming the path and the type."""
+        return target(like, components, self._places)
 
     def release(self) -> None:
         """Give the snapshot's memory back."""
@@ -102,7 +102,8 @@ def flatten(components: Mapping[str, Any], slab: Slab, places: Places) -> TorchF
     names = nodes.ParameterNames(components)
     for name, component in components.items():
         inner, scope, rank_zero = parts.unwrap(component)
-        facts[name] = ComponentFacts(kind=parts.kind_of(name), scope=scope, rank_zero=rank_zero)
+        inexact = next(filter(None, (objects.inexact(node) for _, node in tree.walk(name, inner))), None)
+        facts[name] = ComponentFacts(kind=parts.kind_of(name), scope=scope, rank_zero=rank_zero, inexact=inexact)
         for leaf in _tied(map(_unpacked, _leaves(name, inner, names))):
             if not leaves.is_array(leaf.data):
                 values.append(ValueFacts(component=name, path=leaf.path, value=leaf.data))

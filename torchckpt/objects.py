@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
 
 from ckptcore import components as parts
 from ckptcore import nested
@@ -66,6 +67,16 @@ def content(path: Path, leaf: Found, where: str) -> Any:
     if leaf.memory_kind == NUMPY or path[-1:] == (nested.BYTES,):
         return array
     return from_numpy(array, show_path(where, path))
+
+
+def inexact(obj: Any) -> str | None:
+    """Why a run that restores an object cannot go on bit for bit, as far as that can be seen; None otherwise."""
+    if isinstance(obj, DataLoader) and obj.generator is None:
+        return (
+            f"a {type(obj).__name__} without a generator draws from torch's global one whenever it is started, so once more in a"
+            " resumed run: make it with generator=torch.Generator()"
+        )
+    return None
 
 
 def is_off(value: Any) -> bool:

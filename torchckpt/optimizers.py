@@ -228,7 +228,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _update(group: Sequence[Member], saved: Mapping[str, Any]) -> Callable[[], None]:
-    """Prepare to give a group its hyper-parameters; a tensor is filled in place if the target's is one too."""
+    """Prepare to give a group its hyper-parameters; a tensor of the target's is filled in place, also from a number."""
     held, tensor = group[0].group, group[0].tensor
     fills: list[tuple[torch.Tensor, torch.Tensor]] = []
     values: dict[str, Any] = {}
@@ -236,6 +236,8 @@ def _update(group: Sequence[Member], saved: Mapping[str, Any]) -> Callable[[], N
         old = held.get(key)
         if isinstance(value, torch.Tensor) and isinstance(old, torch.Tensor) and _alike(old, value):
             fills.append((old, value))
+        elif isinstance(old, torch.Tensor) and isinstance(value, float) and _is_number(old):
+            fills.append((old, torch.tensor(value, dtype=old.dtype)))
         else:
             values[key] = _option(old, value, tensor.device if on_device(saved) else None)
 
@@ -255,6 +257,11 @@ def _option(old: Any, value: Any, device: torch.device | None) -> Any:
     if isinstance(value, list) and isinstance(old, tuple) and any(isinstance(part, torch.Tensor) for part in value):
         return tuple(_option(None, part, device) for part in value)  # nor tuples with arrays inside
     return value
+
+
+def _is_number(tensor: torch.Tensor) -> bool:
+    """Whether the target's program made a tensor of an option, as a captured graph that reads it needs."""
+    return tensor.shape == () and tensor.is_floating_point()
 
 
 def _alike(old: torch.Tensor, new: torch.Tensor) -> bool:

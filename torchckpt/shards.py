@@ -116,16 +116,15 @@ def boxes(shape: Sequence[int], mesh: Sequence[int], splits: Sequence[Split | No
 
 
 def mesh_records(tensors: Iterable[torch.Tensor]) -> list[records.Mesh]:
-    """The distinct meshes that span the job, sorted: those of `tensors`, or, of parts of a mesh, what they are parts of.
+    """The distinct meshes, sorted: those of `tensors`, or, of those that leave out ranks, what they are parts of if that has all.
 
-    All ranks of a mesh see it alike. One that leaves out ranks, and is no part of one that has them all, is left out:
-    its other ranks could not name it, and the topology has to be the same on all.
+    All ranks of a mesh see it alike; what other ranks know of meshes that leave out this one they tell (`ckptcore.union`).
     """
     every = set(range(world_size()))
     meshes = {tensor.device_mesh for tensor in tensors if isinstance(tensor, DTensor)}
     candidates = ((mesh, mesh._get_root_mesh()) for mesh in meshes)  # noqa: SLF001 - nothing public says what a mesh is a part of
-    spanning = (next((mesh for mesh in pair if set(_ranks(mesh)) == every), None) for pair in candidates)
-    found = {canonical.encode(_mesh_facts(mesh)): mesh for mesh in spanning if mesh is not None}
+    spanning = (next((mesh for mesh in pair if set(_ranks(mesh)) == every), pair[0]) for pair in candidates)
+    found = {canonical.encode(_mesh_facts(mesh)): mesh for mesh in spanning}
     return [_mesh_record(facts, found[facts]) for facts in sorted(found)]
 
 

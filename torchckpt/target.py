@@ -6,7 +6,8 @@ target as it was. Tensors keep their identity and memory; plain values come back
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -20,7 +21,7 @@ from ckptcore.errors import StructureMismatch, UnsupportedLeaf
 from ckptcore.geometry import Box
 from ckptcore.layout import ComponentFacts
 from ckptcore.names import Path, array_name, show_path
-from torchckpt import gradients, leaves, modules, nodes, objects, optimizers, shards, tree
+from torchckpt import gradients, leaves, memory, modules, nodes, objects, optimizers, shards, tree
 from torchckpt.gradients import Gradients
 from torchckpt.shards import Places
 from torchckpt.slots import Slot
@@ -57,20 +58,25 @@ class TorchTarget(Target):
         return {name: _rewrapped(component, made[name]) for name, component in self.like.items()}
 
 
-def target(like: Mapping[str, Any], places: Places) -> TorchTarget:
-    """The restore target that `like` describes. Raises `UnsupportedLeaf` naming the path and the type."""
+def target(like: Mapping[str, Any], components: Collection[str], places: Places) -> TorchTarget:
+    """The restore target that `components` of `like` describe; optimizers know their parameters by all of it.
+
+    Raises `UnsupportedLeaf` naming the path and the type.
+    """
     facts: dict[str, ComponentFacts] = {}
     filled: dict[str, list[_Part]] = {}
     names = nodes.ParameterNames(like)
-    for name, component in like.items():
+    chosen = {name: component for name, component in like.items() if name in components}
+    for name, component in chosen.items():
         inner, scope, rank_zero = parts.unwrap(component)
         facts[name] = ComponentFacts(kind=parts.kind_of(name), scope=scope, rank_zero=rank_zero)
         make = _Maker(name, names, places, rank_scoped=scope == "rank")
         filled[name] = _once([make.part(path, node) for path, node in tree.walk(name, inner)])
     every = [part for parts_ in filled.values() for part in parts_]
     wanted = [leaf for part in every for leaf in part.wanted]
+    _check_names(wanted)
     meshes = shards.mesh_records([tensor.node for part in every for tensor in _tensor_parts(part)])
-    return TorchTarget(components=facts, wanted=wanted, meshes=meshes, like=like, filled=filled)
+    return TorchTarget(components=facts, wanted=wanted, meshes=meshes, like=chosen, filled=filled)
 
 
 @dataclass(frozen=True)
@@ -128,7 +134,7 @@ class _Maker:
             dtype = leaves.dtype_name(tensor.dtype, where)
             return _Abstract(where, self._wanted(path, kind="array", dtype=dtype, shape=shape, boxes=(Box.whole(shape),)))
         leaves.check(tensor, where)
-        if _overlaps_itself(shards.local(tensor)):
+        if memory.overlaps_itself(tensor):
             raise UnsupportedLeaf(
                 f"{where}: an expanded tensor cannot be filled in place (elements of it share memory); restore into its .clone()"
             )
@@ -278,20 +284,33 @@ class _Object:
 
 
 def _once(found: Sequence[_Part]) -> list[_Part]:
-    """The parts of a component, every tensor wanted once, under all names that it has there."""
-    names: dict[int, list[str]] = {}
+    """The parts of a component, everything in memory wanted once, under all names that it has there."""
+    names: dict[memory.Place, list[str]] = {}
+    firsts: list[tuple[str, torch.Tensor]] = []
     for tensor in (tensor for part in found for tensor in _tensor_parts(part)):
-        names.setdefault(id(tensor.node), []).extend((tensor.leaf.name, *tensor.leaf.tied))
+        known = names.setdefault(memory.place(tensor.node), [])
+        if not known:
+            firsts.append((show_path(tensor.leaf.component, tensor.leaf.path), tensor.node))
+        known.extend((tensor.leaf.name, *tensor.leaf.tied))
+    memory.check_apart(firsts)
 
     def once(part: _Part) -> _Part:
         if isinstance(part, _Object):
             return _Object(part.node, [once(below) for below in part.parts])
         if not isinstance(part, _Tensor):
             return part
-        known = names.pop(id(part.node), None)
+        known = names.pop(memory.place(part.node), None)
         return _Filled(part.node) if known is None else _Tensor(part.node, replace(part.leaf, tied=tuple(known[1:])))
 
     return [once(part) for part in found]
+
+
+def _check_names(wanted: Sequence[Wanted]) -> None:
+    """Parts of one name space (`Merged`) have to differ in their names. (What takes whatever is stored may be there twice.)"""
+    count = Counter(leaf.name for leaf in wanted if leaf.kind != "any")
+    for name, times in count.items():
+        if times > 1:
+            raise UnsupportedLeaf(f"{name}: {times} tensors of the target have this name; give each a name of its own")
 
 
 def _tensor_parts(part: _Part) -> Iterator[_Tensor]:
@@ -299,16 +318,6 @@ def _tensor_parts(part: _Part) -> Iterator[_Tensor]:
         yield part
     for below in part.parts if isinstance(part, _Object) else ():
         yield from _tensor_parts(below)
-
-
-def _overlaps_itself(tensor: torch.Tensor) -> bool:
-    """Whether two elements may lie at one place in memory: no stride steps over all that smaller strides reach."""
-    reach = 0
-    for stride, extent in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if extent > 1 and stride <= reach:
-            return tensor.numel() > 0
-        reach += stride * (extent - 1)
-    return False
 
 
 def _array(wanted: Wanted, found: Found) -> np.ndarray:

@@ -14,7 +14,8 @@ padding, the order in which a convolution's output is flattened (`Rule.sizes`); 
 moments: `eps_root`, masks, rates per parameter, the algorithm (RAdam and AdaBelief of optax keep what Adam keeps).
 """
 
-from ckptcore.convert.conversion import Conversion, flax_to_torch, torch_to_flax
+from ckptcore.convert.conversion import Conversion
+from ckptcore.convert.directions import flax_to_torch, torch_to_flax
 from ckptcore.convert.hyper import SGD, Adam, AdamW
 from ckptcore.convert.rules import FLAX_TORCH, Rule, conv_transpose
 

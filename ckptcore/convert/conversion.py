@@ -8,12 +8,12 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from ckptcore.backend import Wanted
-from ckptcore.convert import modules, optimizers
+from ckptcore.convert import modules, naming, optimizers
 from ckptcore.convert.hyper import Hyper
 from ckptcore.convert.modules import Stored, Targets, Task, dotted
 from ckptcore.convert.naming import Names
-from ckptcore.convert.rules import Rule
-from ckptcore.convert.shown import Shape, Shown, is_array
+from ckptcore.convert.rules import Rule, looks
+from ckptcore.convert.shown import Shown, is_array
 from ckptcore.convert.view import View
 from ckptcore.errors import CallError, NotFound, StructureMismatch
 from ckptcore.match import Elsewhere
@@ -25,8 +25,6 @@ PLACES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """Torch's components, and where their content lies in a program that uses Flax, unless the caller says otherwise."""
 
-Places = Mapping[str, str | Sequence[str]]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
@@ -35,7 +33,8 @@ class Conversion:
     Data only; make it with `flax_to_torch` or `torch_to_flax`.
 
     `places` says for each component of torch where in Flax's program its content lies: in a component, or in
-    a part of one (`state.params`). Components that are in no place are seen as they are.
+    a part of one (`state.params`). Components that are in no place are seen as they are. `only` are patterns of the names
+    of leaves that only one side has, below the component of torch that they would belong to.
     """
 
     source: Literal["jax", "torch"]
@@ -44,9 +43,12 @@ class Conversion:
     optimizer: Hyper | Mapping[str, Hyper] | None = None
     places: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: PLACES)
     count: int | None = None
+    only: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         Names(self.names)
+        if isinstance(self.only, str) or not all(isinstance(pattern, str) and pattern for pattern in self.only):
+            raise CallError(f"only={self.only!r}: expected patterns of names, such as ['*.rngs.*']")
 
     def components(self, name: str) -> tuple[str, ...]:
         """The components of the source that a target's component `name` draws from, as far as they exist."""
@@ -67,6 +69,8 @@ class Conversion:
     ) -> View:
         """`source` under the names of the target that wants `wanted`; `elsewhere` is what other ranks want of the target.
 
+        What the target `keeps` is not among `wanted`.
+
         With `missing="keep"` the target may want what the source lacks, with `extra="ignore"` the source may have what
         the target does not want. Otherwise both, and whatever is ambiguous or not understood, raise `StructureMismatch`
         that lists all of it. Only records and the optimizer's counts are read. Raises `NotFound` if the source has none of the
@@ -76,13 +80,32 @@ class Conversion:
         made = list(self._to_torch(task, wanted, elsewhere) if self.source == "jax" else self._to_flax(task, wanted))
         problems = list(dict.fromkeys(task.problems))  # a component that is home to two of torch's is gone through twice
         if problems:
-            what = f"{source.title} cannot be converted to what the target is"
+            what = f"{source.title} cannot be converted to what the target is{self.doubt(wanted)}"
             raise StructureMismatch(f"{what}; {len(problems)} problems:", problems)
         shown: dict[str, dict[str, Shown]] = {leaf.component: {} for leaf in wanted if self._converts(leaf.component)}
         for item in made:
             shown[item.leaf.component][item.leaf.name] = item
         hidden = frozenset(name for target in shown for name in self.components(target))
-        return View(source=source, framework="torch" if self.source == "jax" else "jax", shown=shown, hidden=hidden)
+        plain = sorted({leaf.component for leaf in wanted if leaf.component not in shown and looks(leaf.path) is not None})
+        framework = "torch" if self.source == "jax" else "jax"
+        return View(source=source, framework=framework, shown=shown, hidden=hidden, plain=tuple(plain))
+
+    def keeps(self, leaf: Wanted) -> bool:
+        """Whether a leaf of the target is one of those that the source does not have (`only`): it stays as it is."""
+        path = leaf.path if self.source == "jax" else self._place(leaf.component, leaf.path)[1]
+        return self._converts(leaf.component) and self._is_only(path)
+
+    def doubt(self, wanted: Sequence[Wanted]) -> str:
+        """For an error: a question if the target's names look like those of the framework that is converted from."""
+        found = {looks(leaf.path) for leaf in wanted} - {None}
+        if found != {self.source}:
+            return ""
+        this, other = ("flax_to_torch", "torch_to_flax") if self.source == "jax" else ("torch_to_flax", "flax_to_torch")
+        whose = "Flax" if self.source == "jax" else "torch"
+        return f" (convert= is {this}, yet the target's names look like {whose}'s: is {other} meant?)"
+
+    def _is_only(self, path: Path) -> bool:
+        return any(naming.capture(pattern, dotted(path)) is not None for pattern in self.only)
 
     def _converts(self, component: str) -> bool:
         """Whether a component of the target is made of converted ones, not taken as it is."""
@@ -96,14 +119,14 @@ class Conversion:
             for component in dict.fromkeys(leaf.component for leaf in wanted)
             if self._converts(component)
         }
-        shapes = _shapes([leaf for component in targets.values() for _, leaf in component])
+        parameters = _parameters([leaf for component in targets.values() for _, leaf in component])
         for component, leaves in targets.items():
             stored = self._stored(task, component)
             if stored is None:
                 continue
             if _is_optimizer(path for path, _ in leaves):
                 task.elsewhere = _below(elsewhere, f"{component}.state.")
-                yield from optimizers.to_torch(task, stored, leaves, self._hyper(component), shapes)
+                yield from optimizers.to_torch(task, stored, leaves, self._hyper(component), parameters)
             else:
                 task.elsewhere = _below(elsewhere, f"{component}.")
                 yield from modules.to_torch(task, stored, leaves)
@@ -123,7 +146,8 @@ class Conversion:
                 if task.missing:
                     continue
                 raise _not_found(source, leaves[0][1].component, [torch])
-            stored = _filled(source, [(leaf.record.path, leaf) for leaf in source.leaves(torch).values()])
+            leaves_of_torch = [(leaf.record.path, leaf) for leaf in source.leaves(torch).values()]
+            stored = _filled(source, [(path, leaf) for path, leaf in leaves_of_torch if not self._is_only(path)])
             if _is_optimizer(path for path, _ in stored):
                 yield from optimizers.to_flax(task, stored, leaves, self.count)
             else:
@@ -141,6 +165,8 @@ class Conversion:
         for home in homes:
             for leaf in source.leaves(home).values():
                 torch, path = self._place(home, leaf.record.path)
+                if self._is_only(path):
+                    continue
                 if torch == component:
                     found.append((path, leaf))
                 elif torch is None and _filled(source, [(leaf.record.path, leaf)]):
@@ -168,52 +194,6 @@ class Conversion:
         return given
 
 
-def flax_to_torch(
-    *,
-    names: Mapping[str, str] | None = None,
-    rules: Sequence[Rule] = (),
-    optimizer: Hyper | Mapping[str, Hyper] | None = None,
-    components: Places | None = None,
-) -> Conversion:
-    """Restore checkpoints of a program that uses Flax and optax into torch's modules and optimizers.
-
-    `names` translates prefixes of modules: `{"Dense_0": "fc1", "blocks_*.attn": "blocks.*.attn"}`, where `*` is text without
-    a dot. `rules` go before `FLAX_TORCH`. `optimizer` gives the hyper-parameters that optax does not keep (per component
-    of torch if there are several). `components` says where the content of torch's components lies in the
-    checkpoint, if not in `params`, `batch_stats` and `optimizer`: `{"model": ("state.params", "state.batch_stats"),
-    "optimizer": ("state.opt_state", "state.step")}` for a `TrainState` saved as `state`.
-    """
-    return Conversion(source="jax", names=dict(names or {}), rules=tuple(rules), optimizer=optimizer, places=_places(components))
-
-
-def torch_to_flax(
-    *,
-    names: Mapping[str, str] | None = None,
-    rules: Sequence[Rule] = (),
-    components: Places | None = None,
-    count: int | None = None,
-) -> Conversion:
-    """Restore checkpoints of torch's modules and optimizers into a program that uses Flax and optax.
-
-    The arguments are those of `flax_to_torch`, so that the same ones serve both ways. `count` is the number of steps made, for
-    a target that counts them when torch's optimizer, `SGD`, did not.
-    """
-    return Conversion(source="torch", names=dict(names or {}), rules=tuple(rules), places=_places(components), count=count)
-
-
-def _places(components: Places | None) -> Mapping[str, tuple[str, ...]]:
-    given = {name: (places,) if isinstance(places, str) else tuple(places) for name, places in (components or {}).items()}
-    places = {**PLACES, **given}
-    twice = [place for place in (p for some in given.values() for p in some) if sum(place in some for some in given.values()) > 1]
-    if twice:
-        raise CallError(f"components: {twice[0]!r} is a place of several components")
-    return {name: tuple(place for place in some if name in given or place not in _all(given)) for name, some in places.items()}
-
-
-def _all(places: Mapping[str, tuple[str, ...]]) -> set[str]:
-    return {place for some in places.values() for place in some}
-
-
 def _filled(source: Readable, leaves: Stored) -> Stored:
     """The leaves without those of empty nodes."""
     return [(path, leaf) for path, leaf in leaves if is_array(leaf) or not _is_empty(source.value(leaf))]
@@ -237,14 +217,16 @@ def _is_optimizer(paths: Iterator[Path]) -> bool:
     return any(path[:1] == (("key", "param_groups"),) for path in paths)
 
 
-def _shapes(wanted: Sequence[Wanted]) -> dict[str, Shape | None]:
-    """The shapes of parameters by name; None for a name that two modules have."""
-    shapes: dict[str, Shape | None] = {}
+def _parameters(wanted: Sequence[Wanted]) -> dict[str, Wanted | None]:
+    """The tensors of modules by name; None for a name under which there are different ones."""
+    found: dict[str, Wanted | None] = {}
     for leaf in wanted:
         if leaf.kind == "array":
             for name in (dotted(leaf.path), *modules.ties(leaf)):
-                shapes[name] = None if name in shapes and shapes[name] != leaf.shape else leaf.shape
-    return shapes
+                other = found.setdefault(name, leaf)
+                if other is None or (other.shape, other.dtype) != (leaf.shape, leaf.dtype):
+                    found[name] = None
+    return found
 
 
 def _below(elsewhere: Collection[Elsewhere], prefix: str) -> frozenset[str]:

@@ -71,7 +71,7 @@ def to_torch(task: Task, stored: Stored, targets: Targets) -> list[Shown]:
         result.extend(made)
         if leaf.kind != "array":
             if not leaf.optional:
-                task.lacks(leaf, "is not a tensor, and Flax's modules have arrays only")
+                task.lacks(leaf, _no_tensor(leaf.path))
         elif not made and not leaf.optional:
             task.lacks(leaf, pairing.problems[fqn], misfit=fqn in pairing.misfits)
     used = pairing.used | pairing.could_be(set(task.elsewhere))
@@ -128,6 +128,12 @@ def check_dtypes(task: Task, parts: Sequence[StoredLeaf]) -> None:
     kinds = sorted({dtype_of(part) for part in parts})
     if len(kinds) > 1:
         task.refuse(parts[0], f"becomes one tensor with {[part.name for part in parts[1:]]}, and their dtypes differ: {kinds}")
+
+
+def _no_tensor(path: Path) -> str:
+    if ("key", "param_groups") in path:
+        return "is an optimizer's inside of a component; make each optimizer a component, whose place components= says"
+    return "is not a tensor, and Flax's modules have arrays only"
 
 
 def _why_not(name: str, pairing: Pairing) -> str:

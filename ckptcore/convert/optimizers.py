@@ -7,7 +7,7 @@ in optax, one per parameter in torch. Schedules and clipping hold no more than t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,8 @@ from ckptcore.convert import optax_state, shown
 from ckptcore.convert.hyper import SGD, Hyper
 from ckptcore.convert.modules import Stored, Targets, Task, check_dtypes
 from ckptcore.convert.optax_state import OptaxState
-from ckptcore.convert.pairing import Pairing, hint
-from ckptcore.convert.shown import Shape, Shown, is_array, shape_of
+from ckptcore.convert.pairing import Pair, Pairing, hint
+from ckptcore.convert.shown import Shown, dtype_of, is_array, shape_of
 from ckptcore.convert.torch_state import COUNT, MOMENT_OF, TorchState
 from ckptcore.digests import group_key
 from ckptcore.geometry import Box
@@ -34,8 +34,12 @@ _EXACT = 1 << 24
 """Above it torch's float32 `step` does not hold every count."""
 
 
-def to_torch(task: Task, stored: Stored, targets: Targets, hyper: Hyper, shapes: Mapping[str, Shape | None]) -> list[Shown]:
-    """What an optimizer of torch has per parameter, and its parameter groups. `shapes` are those of parameters, where known."""
+Parameters = Mapping[str, Wanted | None]
+"""What is known of torch's parameters, by name."""
+
+
+def to_torch(task: Task, stored: Stored, targets: Targets, hyper: Hyper, parameters: Parameters) -> list[Shown]:
+    """What an optimizer of torch has per parameter, and its parameter groups."""
     state = optax_state.parse(stored)
     for leaf in state.strange:
         task.refuse(leaf, _STRANGE)
@@ -54,7 +58,7 @@ def to_torch(task: Task, stored: Stored, targets: Targets, hyper: Hyper, shapes:
         found = f"the checkpoint has {sorted(state.moments)}"
         task.problems.append(f"the {type(hyper).__name__} that was given keeps the moments {needed} of optax, {found}")
         return result
-    return result + _torch_moments(task, state, moving, hyper, shapes)
+    return result + _torch_moments(task, state, moving, hyper, parameters)
 
 
 def _torch_moments(
@@ -62,7 +66,7 @@ def _torch_moments(
     state: OptaxState[StoredLeaf],
     slots: Mapping[str, Wanted],
     hyper: Hyper,
-    shapes: Mapping[str, Shape | None],
+    parameters: Parameters,
 ) -> list[Shown]:
     odd = _odd(state)
     for leaf in odd:
@@ -74,16 +78,16 @@ def _torch_moments(
         task.refuse(state.count, f"{count} is more than torch's float32 step can count ({_EXACT})")
     if state.count is not None:
         _check_counters(task, state.counters, count)
-    pairing = task.pair({name: shape_of(leaf) for name, leaf in state.parameters.items()}, {n: shapes.get(n) for n in slots})
+    known = {name: leaf for name in slots if (leaf := parameters.get(name)) is not None}
+    shapes = {name: known[name].shape if name in known else None for name in slots}
+    pairing = task.pair({name: shape_of(leaf) for name, leaf in state.parameters.items()}, shapes)
     result: list[Shown] = []
     for fqn, leaf in slots.items():
         found = pairing.pairs.get(fqn)
         if found is None or not found.flax:
             task.lacks(leaf, pairing.problems.get(fqn, "optax holds nothing for it"), misfit=fqn in pairing.misfits)
             continue
-        for key, moment in hyper.moments.items():
-            check_dtypes(task, [state.moments[moment][part] for part in found.flax])
-            result.append(shown.to_torch(leaf.component, (*leaf.path, ("key", key)), found, state.moments[moment]))
+        result.extend(_moments(task, state, leaf, found, hyper, parameter=known.get(fqn)))
         if state.count is not None:
             result.append(shown.constant(leaf.component, (*leaf.path, ("key", COUNT)), "float32", (), count))
     used = pairing.used | pairing.could_be(set(task.elsewhere))
@@ -91,6 +95,22 @@ def _torch_moments(
         if name not in used:
             task.unused(leaf, f"nothing takes it; {hint(name, pairing)}")
     return result
+
+
+def _moments(
+    task: Task, state: OptaxState[StoredLeaf], leaf: Wanted, found: Pair, hyper: Hyper, *, parameter: Wanted | None
+) -> Iterator[Shown]:
+    """The moments of one parameter. Adam's step needs them in its dtype, and so does SGD's if it is fused."""
+    strict = not isinstance(hyper, SGD) or hyper.of(found.torch)["fused"]
+    dtype = parameter.dtype if strict and parameter is not None else None
+    for key, moment in hyper.moments.items():
+        parts = [state.moments[moment][part] for part in found.flax]
+        check_dtypes(task, parts)
+        made = shown.to_torch(leaf.component, (*leaf.path, ("key", key)), found, state.moments[moment])
+        if dtype not in (None, dtype_of(made.leaf)):
+            why = f"is {dtype_of(made.leaf)}, and {found.torch!r}, whose {key!r} it becomes, {dtype}"
+            task.refuse(parts[0], f"{why}: torch's step fails on that; save moments that have their parameter's dtype")
+        yield made
 
 
 def _check_counters(task: Task, counters: Sequence[StoredLeaf], count: int) -> None:

@@ -215,7 +215,7 @@ def hint(name: str, pairing: Pairing) -> str:
         return f"it would be {' or '.join(map(repr, wanted))}, of which this list says more"
     if found:
         return f"by the rules it is {' or '.join(map(repr, found))} in torch; say with names= what its module is called"
-    return "no rule has its name; add one with rules=[Rule(flax=…, torch=…, axes=…)]"
+    return "no rule has its name; add one with rules=[Rule(flax=…, torch=…, axes=…)], or only=[…] if torch has no such thing"
 
 
 def _question(name: str) -> str | None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ckptcore.convert import axes, naming
 from ckptcore.errors import CallError
+from ckptcore.names import Path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +98,17 @@ ASK: Mapping[str, str] = {
     " rules=conv_transpose(flax module, torch module, transpose_kernel=…)"
 }
 """Flax modules, by the last part of their path, to which the rules above are not applied, and what to do instead."""
+
+_OF_ONE: Mapping[str, Literal["jax", "torch"]] = {
+    **dict.fromkeys(("kernel", "embedding"), "jax"),
+    **dict.fromkeys(("weight", "running_mean", "in_proj_weight"), "torch"),
+}
+"""Names of parameters by which modules of one framework are told from the other's."""
+
+
+def looks(path: Path) -> Literal["jax", "torch"] | None:
+    """Whose parameter a leaf with this path is, by its name; None if that does not tell."""
+    return _OF_ONE.get(str(path[-1][1]).rpartition(".")[2]) if path else None
 
 
 def conv_transpose(flax: str, torch: str, *, dimensions: int = 2, transpose_kernel: bool = False) -> tuple[Rule, ...]:

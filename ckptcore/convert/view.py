@@ -18,18 +18,21 @@ class View:
     """`ckptcore.readable.Readable` over another one.
 
     `framework` is the one that it is seen as. `shown` has the leaves of each component that was converted, by layout name;
-    `hidden` are the source's components that they are made of. All others are those of the source.
+    `hidden` are the source's components that they are made of. All others are those of the source; `plain` are
+    those of them that hold parameters by their names, which errors point out.
     """
 
     source: Readable
     framework: str
     shown: Mapping[str, Mapping[str, Shown]]
     hidden: frozenset[str]
+    plain: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
         """What it is called in errors."""
-        return f"{self.source.title} (as a checkpoint of {self.framework})"
+        plain = f", but {list(self.plain)} as it is: components= says what else is converted" if self.plain else ""
+        return f"{self.source.title} (as a checkpoint of {self.framework}{plain})"
 
     @property
     def names(self) -> Collection[str]:

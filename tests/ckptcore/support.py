@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
@@ -274,8 +274,9 @@ class HostBackend:
             local=isinstance(leaf, np.ndarray) and facts.scope == "global",
         )
 
-    def target(self, like: Mapping[str, Any]) -> HostTarget:
+    def target(self, like: Mapping[str, Any], components: Collection[str] | None = None) -> HostTarget:
         facts, slots = {}, {}
+        like = {name: component for name, component in like.items() if components is None or name in components}
         for name, component in like.items():
             inner, scope, rank_zero = parts.unwrap(component)
             facts[name] = ComponentFacts(kind=parts.kind_of(name), scope=scope, rank_zero=rank_zero)

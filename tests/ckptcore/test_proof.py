@@ -338,3 +338,12 @@ def test_ranks_are_shown_up_to_a_number() -> None:
 
 def _args(case: tuple[str, Evidence]) -> tuple[str, GenerationId, Evidence]:
     return case[0], GENERATION, case[1]
+
+
+def test_a_leaf_on_one_rank_and_a_container_on_another_are_refuted(place: Path) -> None:
+    def ragged(step: int, rank: int, size: int) -> dict[str, Any]:
+        inner: Any = {"y": np.arange(3.0)} if rank else np.arange(2.0)
+        return {**state(step, rank, size), "extra": RankZero({"x": inner, "x.z": np.zeros(1)})}
+
+    case = written(place, ragged)
+    assert "leaf 'extra.x' of rank 0 is elsewhere a container, which holds 'extra.x.y'" in reason(case, case[1])

@@ -16,7 +16,7 @@ from ckptcore.errors import GuaranteeError, StructureMismatch, UnsupportedLeaf
 from ckptcore.guarantees import topology_differences
 from tests.torchckpt.procs import run_job
 from tests.torchckpt.runs import DERIVED, checkpointer, resume, save
-from torchckpt import Checkpointer, PerRank, rng_state
+from torchckpt import Checkpointer, Merged, PerRank, open_run, rng_state
 
 TRIED = """
     from torchckpt import open_run
@@ -174,8 +174,7 @@ def test_an_optimizer_is_restored_alone_if_its_module_is_at_hand(tmp_path: Path)
     save(tmp_path, {"model": model, "optimizer": optimizer})
     fresh, target = built()
     before = fresh.weight.clone()  # pyright: ignore[reportCallIssue]
-    with checkpointer(tmp_path) as saver:
-        saver.restore(like={"model": fresh, "optimizer": target}, components="optimizer", accept_guarantee="replay")
+    open_run(tmp_path).restore(like={"model": fresh, "optimizer": target}, components=["optimizer"])
     assert torch.equal(target.state[fresh.weight]["momentum_buffer"], torch.ones(2, 2))  # pyright: ignore[reportArgumentType]
     assert torch.equal(before, fresh.weight)  # pyright: ignore[reportArgumentType]
 
@@ -235,3 +234,28 @@ def test_a_loader_that_draws_from_the_global_generator_is_not_said_to_be_exact(t
         restored = saver.restore(like={**state, "data": PerRank(resumed)})
     next(iter(resumed))
     assert restored.guarantee != "exact" or torch.equal(torch.rand(3), expected)
+
+
+def test_parts_of_one_name_space_have_names_of_their_own(tmp_path: Path) -> None:
+    save(tmp_path, {"model": nn.Linear(2, 2)})
+    with pytest.raises(UnsupportedLeaf, match=r"model\.weight: 2 tensors of the target have this name"):
+        open_run(tmp_path).restore(like={"model": Merged(nn.Linear(2, 2), nn.Linear(2, 2))})
+
+
+@pytest.mark.slow
+def test_a_checkpointer_made_before_the_process_group_is_refused(tmp_path: Path) -> None:
+    script = """
+    import torch, torchckpt
+    from torch import distributed
+    distributed.destroy_process_group()
+    early = torchckpt.Checkpointer(ARGS[0], on_preemption="ignore")
+    store = distributed.FileStore(ARGS[0] + "-store", SIZE)
+    distributed.init_process_group("gloo", store=store, rank=RANK, world_size=SIZE)
+    for call in (lambda: early.save(1, {"model": {"w": torch.ones(1)}}, guarantee="weights"), lambda: early.restore()):
+        try:
+            call()
+        except torchckpt.errors.CallError as error:
+            print("REFUSED", error)
+    """
+    for output in run_job(script, size=2, args=[str(tmp_path / "run")]):
+        assert output.count("REFUSED this Checkpointer was made when the job had 1 processes; now it has 2") == 2

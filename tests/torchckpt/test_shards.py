@@ -284,8 +284,8 @@ def test_local_waits_for_a_collective() -> None:
         np.testing.assert_array_equal(shards.local(part).numpy(), [1, 1, 1])
 
 
-def test_meshes_are_recorded_alike_on_all_ranks() -> None:
-    """A part of a mesh stands for all of it, and of a mesh that some ranks cannot know nothing is said."""
+def test_meshes_are_recorded_alike_on_all_their_ranks() -> None:
+    """A part of a mesh stands for all of it; one that is no part of a mesh with all ranks stands for itself."""
     found = []
     for rank in range(8):
         with as_rank(rank, 8):
@@ -294,8 +294,10 @@ def test_meshes_are_recorded_alike_on_all_ranks() -> None:
             tensors = [sharded(torch.zeros(1), ranks, [Shard(0)], (ranks.size(),)) for ranks in (whole["tp"], whole["dp"], own)]
             tensors.append(sharded(torch.zeros(1), DeviceMesh("cpu", list(range(8))), [Shard(0)], (8,)))
             found.append(shards.mesh_records([*tensors, torch.zeros(1)]))
-    assert all(records == found[0] for records in found)
-    assert [(record.axes, record.shape) for record in found[0]] == [(["0"], [8]), (["pp", "dp", "tp"], [2, 2, 2])]
+    assert all(records == found[4 * (rank // 4)] for rank, records in enumerate(found))
+    assert [(record.axes, record.shape) for record in found[0]] == [(["0"], [4]), (["0"], [8]), (["pp", "dp", "tp"], [2, 2, 2])]
+    assert found[0][1:] == found[4][1:]
+    assert found[0][0].devices != found[4][0].devices
 
 
 def test_the_order_of_ranks_is_part_of_a_mesh() -> None:

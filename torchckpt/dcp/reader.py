@@ -194,7 +194,8 @@ class StorageReader(storage.StorageReader):
         source = choice.rank if self._remap is None else self._remap.get(choice.rank)
         if source is None:
             raise CallError(f"remap has no entry for rank {choice.rank}")
-        target = TorchBackend().target({name: held.as_per_rank(value) for name, value in self._per_rank.items()})
+        own = {name: held.as_per_rank(value) for name, value in self._per_rank.items()}
+        target = TorchBackend().target(own, own)
         ranks = dict.fromkeys(self._per_rank, source)
         return [(target, restore.find(checkpoint, target, rules=Rules(), ranks=ranks))]
 
