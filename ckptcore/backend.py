@@ -113,7 +113,8 @@ class Found:
     An array: `boxes` maps each wanted box to an array of its shape and of the numpy type
     of the logical `dtype` (casts done), fresh memory that the backend may keep; `weak_type` and `prng_impl` are
     those recorded. Of an `any`, `below` maps each path from the wanted one to what was found there.
-    Otherwise `value` is the decoded value or the empty node.
+    Otherwise `value` is the decoded value or the empty node. `converted`: it was not saved, but made for the target
+    by a conversion.
     """
 
     boxes: Mapping[Box, np.ndarray] | None = None
@@ -122,6 +123,7 @@ class Found:
     weak_type: bool = False
     prng_impl: str | None = None
     memory_kind: str | None = None
+    converted: bool = False
 
     def tree(self, *, where: str) -> Any:
         """An `any` as nested dicts and lists of host arrays and values (`ckptcore.nested`); `where` names it in errors."""

@@ -219,7 +219,7 @@ class Checkpointer:
         components: Mapping[str, Any],
         *,
         guarantee: Level | None = None,
-        metrics: Mapping[str, float] | None = None,
+        metrics: Mapping[str, Any] | None = None,
         metadata: Any = None,
         unchanged: Sequence[str] = (),
     ) -> SaveHandle:
@@ -310,7 +310,7 @@ class Checkpointer:
         self,
         generation: Named,
         *,
-        metrics: Mapping[str, float] | None = None,
+        metrics: Mapping[str, Any] | None = None,
         tags: Sequence[str] = (),
         pin: str | None = None,
     ) -> None:

@@ -32,9 +32,9 @@ def find(
     """
     drawn = [leaf for leaf in target.wanted if ranks.get(rules.component(leaf.name), 0) is not None]
     wanted = [leaf for leaf in drawn if not rules.keeps(leaf, source.framework)]
-    source = rules.view(source, wanted, elsewhere)
-    stored = table(source, _sources(wanted, rules, source), ranks)
-    return _find(source, match(wanted, stored, source, rules, elsewhere=elsewhere), rules)
+    seen = rules.view(source, wanted, elsewhere)
+    stored = table(seen, _sources(wanted, rules, seen), ranks)
+    return _find(seen, match(wanted, stored, seen, rules, elsewhere=elsewhere), rules, converted=seen is not source)
 
 
 def host(source: Readable, components: Sequence[str], *, rules: Rules, ranks: Ranks) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def _require(source: Readable, component: str) -> bool:
     return True
 
 
-def _find(source: Readable, pairs: Match, rules: Rules) -> dict[str, Found]:
+def _find(source: Readable, pairs: Match, rules: Rules, *, converted: bool) -> dict[str, Found]:
     found: dict[str, Found] = {leaf.name: Found(value=source.value(stored)) for leaf, stored in pairs.values}
     trees = [(leaf, _relative(leaf, stored, rules)) for leaf, stored in pairs.trees]
     wanted = [(stored, _boxes(leaf, stored)) for leaf, stored in pairs.arrays]
@@ -85,7 +85,7 @@ def _find(source: Readable, pairs: Match, rules: Rules) -> dict[str, Found]:
             below={
                 path: _found(_array_record(item), _boxes_below(leaf, path, item), next(read), _AS_STORED)
                 if _is_array(item)
-                else Found(value=source.value(item))
+                else Found(value=source.value(item), converted=converted)
                 for path, item in below.items()
             }
         )

@@ -184,7 +184,7 @@ class Run:
         self,
         generation: Named,
         *,
-        metrics: Mapping[str, float] | None = None,
+        metrics: Mapping[str, Any] | None = None,
         tags: Sequence[str] = (),
         pin: str | None = None,
     ) -> None:

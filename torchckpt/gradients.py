@@ -46,13 +46,15 @@ def leaves(gradients: Gradients, path: Path, component: str) -> list[Leaf]:
 
 def slots(gradients: Gradients, path: Path, component: str, places: shards.Places) -> list[Slot]:
     """One slot for each parameter's gradient."""
-    made = []
-    for name, parameter in _parameters(gradients, path, component):
-        below = (*path, ("key", name))
-        where = show_path(component, below)
-        own = partial(_own, parameter, places, where)
-        made.append(Slot(path=below, prepare=partial(_prepare, parameter, where), boxes_of=own))
-    return made
+    return [
+        _slot(parameter, (*path, ("key", name)), component, places) for name, parameter in _parameters(gradients, path, component)
+    ]
+
+
+def _slot(parameter: nn.Parameter, path: Path, component: str, places: shards.Places) -> Slot:
+    where = show_path(component, path)
+    own = partial(_own, parameter, places, where)
+    return Slot(path=path, prepare=partial(_prepare, parameter, where), boxes_of=own)
 
 
 def _parameters(gradients: Gradients, path: Path, component: str) -> list[tuple[str, nn.Parameter]]:

@@ -156,13 +156,14 @@ def _prepare_groups(
     if found is None:
         raise InvalidRecord(f"{where}: no group was found")
     saved = _saved_groups(state_of(found, where), where)
+    told = any(leaf.converted for leaf in (found.below or {}).values())
     differences: list[str] = []
     updates: list[Callable[[], None]] = []
     for group in _groups(members):
         problems = list(_group_problems(group, saved))
         differences += problems
         if not problems:
-            updates.append(_update(group, saved[group[0].name]))
+            updates.append(_update(group, saved[group[0].name], told=told))
     if differences:
         raise StructureMismatch(f"{where}: the target's groups do not fit the checkpoint's:", differences)
 
@@ -227,8 +228,11 @@ def _same(one: Any, other: Any) -> bool:
     return bool(np.all(one == other))
 
 
-def _update(group: Sequence[Member], saved: Mapping[str, Any]) -> Callable[[], None]:
-    """Prepare to give a group its hyper-parameters; a tensor of the target's is filled in place, also from a number."""
+def _update(group: Sequence[Member], saved: Mapping[str, Any], *, told: bool) -> Callable[[], None]:
+    """Prepare to give a group its hyper-parameters; a tensor is filled in place if the target's is one too.
+
+    `told`: they were not saved but told to a conversion, which knows numbers only; the target knows what is a tensor.
+    """
     held, tensor = group[0].group, group[0].tensor
     fills: list[tuple[torch.Tensor, torch.Tensor]] = []
     values: dict[str, Any] = {}
@@ -236,7 +240,7 @@ def _update(group: Sequence[Member], saved: Mapping[str, Any]) -> Callable[[], N
         old = held.get(key)
         if isinstance(value, torch.Tensor) and isinstance(old, torch.Tensor) and _alike(old, value):
             fills.append((old, value))
-        elif isinstance(old, torch.Tensor) and isinstance(value, float) and _is_number(old):
+        elif told and isinstance(old, torch.Tensor) and isinstance(value, float) and _is_number(old):
             fills.append((old, torch.tensor(value, dtype=old.dtype)))
         else:
             values[key] = _option(old, value, tensor.device if on_device(saved) else None)
@@ -260,7 +264,7 @@ def _option(old: Any, value: Any, device: torch.device | None) -> Any:
 
 
 def _is_number(tensor: torch.Tensor) -> bool:
-    """Whether the target's program made a tensor of an option, as a captured graph that reads it needs."""
+    """Whether a tensor stands for one number, as a captured graph needs it."""
     return tensor.shape == () and tensor.is_floating_point()
 
 

@@ -19,7 +19,7 @@ def flax_to_torch(
     rules: Sequence[Rule] = (),
     optimizer: Hyper | Mapping[str, Hyper] | None = None,
     components: Places | None = None,
-    only: Sequence[str] = (),
+    only: str | Sequence[str] = (),
 ) -> Conversion:
     """Restore checkpoints of a program that uses Flax and optax into torch's modules and optimizers.
 
@@ -46,7 +46,7 @@ def torch_to_flax(
     names: Mapping[str, str] | None = None,
     rules: Sequence[Rule] = (),
     components: Places | None = None,
-    only: Sequence[str] = (),
+    only: str | Sequence[str] = (),
     count: int | None = None,
 ) -> Conversion:
     """Restore checkpoints of torch's modules and optimizers into a program that uses Flax and optax.
@@ -64,7 +64,7 @@ def torch_to_flax(
     )
 
 
-def _patterns(only: Sequence[str]) -> tuple[str, ...]:
+def _patterns(only: str | Sequence[str]) -> tuple[str, ...]:
     return (only,) if isinstance(only, str) else tuple(only)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from ckptcore import names
+from ckptcore import names, posix
 from ckptcore.channel import Channel
 from ckptcore.checkpointer import Restored
-from ckptcore.errors import CallError, Damaged, NotFound, StructureMismatch
+from ckptcore.errors import CallError, Damaged, NotFound, StoreError, StructureMismatch, UnsafeStore
 from ckptcore.geometry import Box
 from ckptcore.history import read_run
 from ckptcore.readable import StoredLeaf
 from ckptcore.run import open_run
 from ckptcore.safetensors import Safetensors
+from ckptcore.safetensors_export import export_safetensors
 from tests.ckptcore.support import SHAPE, checkpointer, file_store, on_ranks, run_ranks, same, state, weights
 from tests.spec.checker import check_run
 
@@ -187,3 +189,25 @@ def test_a_rank_that_was_given_other_weights_stops_all(file: Path, place: Path) 
     for outcome in run_ranks(2, first):
         assert isinstance(outcome, CallError)
         assert "which is another one" in str(outcome)
+
+
+def test_paths_that_no_file_can_have(file: Path, place: Path) -> None:
+    with pytest.raises(CallError, match="zero byte"):
+        export_safetensors(source(file), f"{place}/a\0b", component="params")
+    with pytest.raises(CallError, match="zero byte"):
+        Safetensors(f"{place}/a\0b")
+
+
+def test_advice_is_about_files_not_about_runs(file: Path, place: Path) -> None:
+    (place / "plain").write_text("")
+    (place / "loop.safetensors").symlink_to("loop.safetensors")
+    for path, error, advice in (
+        (place / "plain" / "x.safetensors", StoreError, "Check the path, its permissions and its mount"),
+        (place / "loop.safetensors", UnsafeStore, "Only files are read, and links that lead to one"),
+    ):
+        with pytest.raises(error, match=advice):
+            Safetensors(path).leaves("params")
+    with pytest.raises(StoreError, match="Check the path"):
+        export_safetensors(source(file), place / "plain" / "x" / "y.safetensors", component="params")
+    full = posix.translate(OSError(ENOSPC, "full"), "exporting", of_run=False)
+    assert str(full).endswith("Make room, then try again")

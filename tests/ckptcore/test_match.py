@@ -256,7 +256,7 @@ def test_a_tied_leaf_comes_from_any_of_its_names() -> None:
 
 
 def test_a_tied_leaf_needs_the_same_content_under_all_its_names() -> None:
-    equal = (("key", "other_w"),)
+    equal: Path = (("key", "other_w"),)
     wanted = wants(tied=("params.other_w",))
     assert pair([wanted], [array(), array(equal)]).arrays == [(wanted, array())]
     (difference,) = differences([wants(tied=("params.x",))], [array(), array(X)])

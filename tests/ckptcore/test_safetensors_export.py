@@ -6,6 +6,7 @@ import json
 import tracemalloc
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from errno import EBADF, ENOLCK
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -207,6 +208,46 @@ def test_a_failure_leaves_nothing_behind(place: FilePath) -> None:
     assert list((place / "out").iterdir()) == []
 
 
+LEFT = f".model-00001-of-00002.safetensors.{'0f' * 16}.tmp"
+
+
+def test_what_a_killed_export_left_is_removed_by_the_next(place: FilePath) -> None:
+    for name in (LEFT, f".model.safetensors.index.json.{'0f' * 16}.tmp", ".model.safetensors.mine.tmp", "notes.tmp"):
+        (place / name).write_text("")
+    export_safetensors(Given({"w": np.ones(1)}), place, component="model")
+    assert sorted(path.name for path in place.iterdir()) == [".model.safetensors.mine.tmp", "model.safetensors", "notes.tmp"]
+
+
+def test_what_another_export_is_writing_stays(place: FilePath) -> None:
+    class Other(Given):
+        def read(self, wanted: Sequence[tuple[StoredLeaf, Sequence[Box]]]) -> list[list[np.ndarray]]:
+            (temporary,) = place.iterdir()
+            export_safetensors(Given({"w": np.ones(1)}), place / "b.safetensors", component="model")
+            assert temporary.exists()
+            return super().read(wanted)
+
+    export_safetensors(Other({"w": np.ones(1)}), place / "a.safetensors", component="model")
+    assert sorted(path.name for path in place.iterdir()) == ["a.safetensors", "b.safetensors"]
+
+
+@pytest.mark.parametrize("errno", [EBADF, ENOLCK])
+def test_a_file_system_without_locks(errno: int, place: FilePath, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: Any) -> None:
+        raise OSError(errno, "no locks")
+
+    monkeypatch.setattr(safetensors_export.fcntl, "flock", flock)
+    (place / LEFT).write_text("")
+    export_safetensors(Given({"w": np.ones(1)}), place, component="model")
+    assert sorted(path.name for path in place.iterdir()) == [LEFT, "model.safetensors"]
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1.5, True, None])
+def test_a_limit_that_is_none(limit: Any, place: FilePath) -> None:
+    with pytest.raises(CallError, match=r"max_shard_bytes=.*: expected a positive number"):
+        export_safetensors(Given(TENSORS), place / "out", component="model", max_shard_bytes=limit)
+    assert list(place.iterdir()) == []
+
+
 def test_a_large_tensor_goes_through_memory_in_pieces(place: FilePath, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(foreign, "PIECE_BYTES", 1 << 16)
     header = json.dumps({"w": {"dtype": "F32", "shape": [4096, 1024], "data_offsets": [0, 1 << 24]}}).encode()
@@ -238,3 +279,5 @@ def test_a_run_is_exported(place: FilePath) -> None:
     found = read_back(paths[0])
     assert np.array_equal(found["w"], weights(10).astype(np.float16))
     assert np.array_equal(found["b"], np.full(3, 10, np.float16))
+    paths = open_run(place / "run").export_safetensors(place / "parts", component="params", max_shard_bytes=1)
+    assert [path.name for path in paths][-1] == "model.safetensors.index.json"

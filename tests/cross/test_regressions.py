@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,52 +19,11 @@ from ckptcore.convert import Adam, AdamW, flax_to_torch, torch_to_flax
 from ckptcore.convert.naming import Names
 from ckptcore.errors import CallError, Damaged, InvalidRecord, NotFound, StructureMismatch
 from ckptcore.safetensors import Safetensors
+from tests.cross.support import in_torch, init, module, params, save, trained, weight
 from torchckpt.dcp_metadata import _dtype, _size
 from torchckpt.inert import Made, Named, Pairs
 
 DERIVED = {"schedule": "step", "rng": "step"}
-
-
-def params(seed: int = 0) -> dict[str, Any]:
-    """Square, so that nothing but names and rules tells the axes."""
-    generator = np.random.default_rng(seed)
-    return {"fc": {"kernel": jnp.asarray(generator.normal(size=(3, 3)), jnp.float32), "bias": jnp.zeros(3)}}
-
-
-def init(transformation: optax.GradientTransformation, tree: Any) -> Any:
-    return transformation.init(tree)
-
-
-def module() -> Any:
-    return torch.nn.ModuleDict({"fc": torch.nn.Linear(3, 3)})
-
-
-def weight(net: Any) -> np.ndarray:
-    return net.state_dict()["fc.weight"].numpy()
-
-
-def trained(net: Any, **options: Any) -> torch.optim.Optimizer:
-    optimizer = torch.optim.Adam(net.parameters(), **options)
-    net["fc"](torch.ones(3)).sum().backward()
-    optimizer.step()
-    return optimizer
-
-
-def save(backend: Any, url: Path, state: Mapping[str, Any]) -> Path:
-    with backend.Checkpointer(url, interval=1, on_preemption="ignore") as checkpointer:
-        checkpointer.save(1, state, guarantee="weights").result()
-    return url
-
-
-def in_torch(url: Path, **options: Any) -> tuple[Any, torch.optim.Optimizer]:
-    """A checkpoint of Flax and `optax.adam` in torch."""
-    net = module()
-    optimizer = torch.optim.Adam(net.parameters())
-    hyper = options.pop("optimizer", Adam(lr=0.1))
-    torchckpt.open_run(url).restore(
-        like={"model": net, "optimizer": optimizer}, convert=flax_to_torch(optimizer=hyper, **options)
-    )
-    return net, optimizer
 
 
 @pytest.mark.parametrize("twice", ["model", "opt_state"])

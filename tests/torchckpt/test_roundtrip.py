@@ -150,7 +150,8 @@ def test_trees_keep_their_containers_and_types(tmp_path: Path) -> None:
     assert type(found["list"][1]) is np.float32
     assert found["list"][1] == 2.5
     np.testing.assert_array_equal(found["list"][2], expected["list"][2])
-    for part in ("tuple", "ordered", "long", 3):
+    parts: list[Any] = ["tuple", "ordered", "long", 3]
+    for part in parts:
         assert same(found[part], expected[part])
     assert same(tuple(found["point"]), tuple(expected["point"]))
 
