@@ -57,6 +57,17 @@ class LocalChannel:
         return [data]
 
 
+PATIENCE = 15.0
+"""Seconds after which a rank that waits for another says so in the log."""
+
+
+def waits(what: str, rank: int, other: int) -> str:
+    """What the log is told then. Most likely the other rank does not make the call at all."""
+    return (
+        f"rank {rank} waits for rank {other} ({what}). All ranks have to make the same calls: is one of them in an if of its own?"
+    )
+
+
 def late(what: str, ranks: Sequence[int], size: int, timeout: float) -> DeadlineExceeded:
     """The error of an exchange in which nothing came from `ranks` within `timeout` seconds."""
     names = ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

@@ -21,7 +21,7 @@ from ckptcore.cadence import Cadence
 from ckptcore.clock import Clock
 from ckptcore.coordinator import Coordinator
 from ckptcore.errors import CallError, CheckpointError, NotFound, Preempted, Superseded
-from ckptcore.events import Event, Listener, tell
+from ckptcore.events import Event, Listener, log, tell
 from ckptcore.foreign import Start
 from ckptcore.geometry import CHUNK_BYTES
 from ckptcore.guarantees import Derived
@@ -103,6 +103,8 @@ class Checkpointer:
             raise CallError(f"on_preemption={on_preemption!r}: expected 'save' or 'ignore'")
         if require is not None:
             guarantees.strength(require)
+        if derived is not None:
+            guarantees.check_derived(derived)
         if keep is not None and not isinstance(keep, Keep):
             raise CallError(f"keep={keep!r}: expected Keep(last=…)")
         self._storage = storage or Storage()
@@ -339,6 +341,9 @@ class Checkpointer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _traceback: object) -> None:
+        if error is not None and self._handle is not None and not self._handle.done():
+            # This may take as long as a dead rank is waited for: nobody should have to guess why, nor over what.
+            log.error("the job ends with %s: %s; waiting for save %s", type(error).__name__, error, self._handle.generation)
         try:
             self.close()
         except CheckpointError as late:

@@ -36,6 +36,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+MOST_SHOWN = 30
+"""The most differences that the message of a `StructureMismatch` shows: a wrong name makes one of every leaf."""
+
 
 class CheckpointError(Exception):
     """Base of every error the project raises on purpose.
@@ -53,7 +56,7 @@ class CallError(CheckpointError):
 
 
 class StructureMismatch(CallError):
-    """The checkpoint and the target differ. `differences` lists all of them."""
+    """The checkpoint and the target differ. `differences` lists all of them; the message shows the first `MOST_SHOWN`."""
 
     kind = "structure-mismatch"
     differences: tuple[str, ...] = ()
@@ -61,7 +64,9 @@ class StructureMismatch(CallError):
 
     def __init__(self, summary: str, differences: Sequence[str] = ()) -> None:
         self.differences = tuple(differences)
-        super().__init__("\n  - ".join([summary, *self.differences]))
+        unshown = len(self.differences) - MOST_SHOWN
+        more = [f"… and {unshown} more"] if unshown > 0 else []
+        super().__init__("\n  - ".join([summary, *self.differences[:MOST_SHOWN], *more]))
 
 
 class UnsupportedLeaf(CallError):

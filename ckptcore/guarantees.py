@@ -70,6 +70,22 @@ def strength(level: str) -> int:
     return LEVELS.index(level)
 
 
+def check_derived(derived: Derived) -> None:
+    """Raise `GuaranteeError` for a declaration that no component could ever make right."""
+    if not isinstance(derived, Mapping):
+        raise GuaranteeError(f"derived={derived!r}: expected a mapping, such as {{'schedule': 'optimizer', 'rng': 'step'}}")
+    for need, source in derived.items():
+        if need not in NEEDS:
+            raise GuaranteeError(f"derived: {need!r} is not a need; the needs are {', '.join(NEEDS)}")
+        if isinstance(source, Approximate):
+            if need != "data":
+                raise GuaranteeError(f"derived: {need!r} cannot be Approximate, only data can")
+        elif source == STEP and need == "parameters":
+            raise GuaranteeError("derived: parameters never follow from the step")
+        elif not isinstance(source, str):
+            raise GuaranteeError(f"derived: {need!r} is {source!r}, expected a component's name, 'step' or Approximate(n)")
+
+
 def missing_for(level: Level, components: Mapping[str, Described], derived: Derived) -> list[str]:
     """What keeps a save from promising `level`, one sentence a need; empty if nothing does.
 
@@ -99,7 +115,7 @@ def prove(components: Mapping[str, Described], derived: Derived) -> records.Guar
 
     Raises `GuaranteeError` when a declaration is wrong or there are not even parameters.
     """
-    _check_derived(derived)
+    check_derived(derived)
     for level in reversed(LEVELS):
         if not missing_for(level, components, derived):
             return _record(level, components, derived)
@@ -142,17 +158,23 @@ def keepable(
     *,
     remapped: bool = False,
     altered: Sequence[str] = (),
+    sourceless: Iterable[str] = (),
 ) -> tuple[Level, list[str]]:
     """The strongest guarantee that a restore can keep, and why it is not the saved one.
 
     `components` are those of the manifest, `restored` the names of those that are restored.
     `remapped` says that the caller changed rank-scoped state to fit other ranks; `altered` in which ways leaves
-    may come back, or be computed with, other than before, a sentence each.
+    may come back, or be computed with, other than before, a sentence each. `sourceless` are the rank-scoped components
+    that would be restored if it were said whose state each rank takes.
     """
     back = frozenset(restored)
     per_rank = _cursor(components, saved.derived) == "rank"
     before, now = saved_topology.participants, topology.participants
-    obstacles = {level: _left_out(level, saved, components, back) for level in LEVELS}
+    of_ranks = (
+        f"is one of each rank, of {before} rank{'s' * (before != 1)} then and {now} now: remap= says whose state each takes"
+    )
+    why = dict.fromkeys(sourceless, of_ranks)
+    obstacles = {level: _left_out(level, saved, components, back, why) for level in LEVELS}
     obstacles["exact"] += topology_differences(saved_topology, topology)
     obstacles["exact"] += altered
     if remapped:
@@ -169,16 +191,18 @@ def keepable(
     return "weights", list(dict.fromkeys(reasons))
 
 
-def accept(level: Level, saved: records.Guarantee, accepted: Level | None, *, reasons: Sequence[str] = ()) -> Level:
+def accept(
+    level: Level, saved: records.Guarantee, accepted: Level | None, *, reasons: Sequence[str] = (), advice: str = ""
+) -> Level:
     """Return `level`, what a restore can keep, if it is the saved one or the caller accepts it by name.
 
-    `accepted` is the weakest level that the caller accepts. Raises `GuaranteeError` otherwise, with `reasons`.
+    `accepted` is the weakest level that the caller accepts. Raises `GuaranteeError` otherwise, with `reasons`, after `advice`.
     """
     if strength(level) >= strength(saved.level):
         return level
     if accepted is None or strength(accepted) > strength(level):
         _refuse(
-            f"the checkpoint promises {saved.level!r}, this restore can keep {level!r} only; "
+            f"{advice}the checkpoint promises {saved.level!r}, this restore can keep {level!r} only; "
             f"pass accept_guarantee={level!r} to go on",
             reasons or ["no reason given"],
         )
@@ -201,13 +225,17 @@ def topology_differences(saved: records.Topology, topology: records.Topology) ->
     return found
 
 
-def _left_out(level: Level, saved: records.Guarantee, components: Mapping[str, Described], back: frozenset[str]) -> list[str]:
+def _left_out(
+    level: Level, saved: records.Guarantee, components: Mapping[str, Described], back: frozenset[str], why: Mapping[str, str]
+) -> list[str]:
+    """The components that `level` needs and that do not come `back`, a sentence each. `why` of those that the caller wanted."""
     if level == "exact":
         needed = {name: components[name].kind for name in components}
     else:
         needs = NEEDS[:1] if level == "weights" else (*_CONTINUING, "data")
         needed = {name: need for need in needs for name in _holders(need, components, saved.derived)}
-    return [f"component {name!r} ({needed[name]}) is left out" for name in sorted(needed) if name not in back]
+    lost = [name for name in sorted(needed) if name not in back]
+    return [f"component {name!r} ({needed[name]}) {why.get(name, 'is left out')}" for name in lost]
 
 
 def _holders(need: str, components: Mapping[str, Described], derived: Derived) -> tuple[str, ...]:
@@ -246,19 +274,6 @@ def _record(level: Level, components: Mapping[str, Described], derived: Derived)
         },
         replay_samples=bound if level == "replay" else None,
     )
-
-
-def _check_derived(derived: Derived) -> None:
-    for need, source in derived.items():
-        if need not in NEEDS:
-            raise GuaranteeError(f"derived: {need!r} is not a need; the needs are {', '.join(NEEDS)}")
-        if isinstance(source, Approximate):
-            if need != "data":
-                raise GuaranteeError(f"derived: {need!r} cannot be Approximate, only data can")
-        elif source == STEP and need == "parameters":
-            raise GuaranteeError("derived: parameters never follow from the step")
-        elif not isinstance(source, str):
-            raise GuaranteeError(f"derived: {need!r} is {source!r}, expected a component's name, 'step' or Approximate(n)")
 
 
 def _absent(need: str, derived: Derived) -> str:

@@ -10,7 +10,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import ml_dtypes
 import numpy as np
@@ -31,6 +31,7 @@ Elsewhere = tuple[str, bool]
 _SCALARS = {"bool": ("bool",), "int": ("int", "uint"), "float": ("float", "bfloat"), "complex": ("complex",)}
 
 
+@runtime_checkable
 class Conversion(Protocol):
     """A checkpoint of one framework, seen as another's (`ckptcore.convert`)."""
 
@@ -86,6 +87,9 @@ class Rules:
             raise CallError(f"missing={self.missing!r}: expected 'error' or 'keep'")
         if self.extra not in ("error", "ignore"):
             raise CallError(f"extra={self.extra!r}: expected 'error' or 'ignore'")
+        if self.convert is not None and not isinstance(self.convert, Conversion):
+            made = "flax_to_torch(…) or torch_to_flax(…) of ckptcore.convert"
+            raise CallError(f"convert={self.convert!r}: expected a conversion, which {made} makes")
         if self.convert is not None and self.rename is not None:
             raise CallError("rename= does not go with convert=: a conversion has names= of its own")
 

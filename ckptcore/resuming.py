@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from ckptcore import forks, guarantees, notes, records, restore, wants
@@ -29,6 +30,9 @@ from ckptcore.verify import check_whole
 
 AGREEMENT_TIMEOUT = 3600.0
 """Seconds that ranks wait for each other's restore: the slowest may read for long."""
+
+_CONVERSIONS = MappingProxyType({("jax", "torch"): "flax_to_torch", ("torch", "jax"): "torch_to_flax"})
+"""By the framework that saved and the one that restores."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +159,8 @@ class Resumer:
             )
         manifest = manifest_of(decided)
         ranks = self._ranks(manifest, request)
-        restored = [name for name in _wanted(manifest, target, request) if ranks.get(name, 0) is not None]
+        wanted = _wanted(manifest, target, request)
+        restored = [name for name in wanted if ranks.get(name, 0) is not None]
         topology = self.backend.topology(target.meshes if target else ())
         level, reasons = guarantees.keepable(
             manifest.guarantee,
@@ -168,14 +173,16 @@ class Resumer:
                 *request.rules.alterations(),
                 *guarantees.version_differences(manifest.versions, self.backend.versions(), self.backend.computing),
             ],
+            sourceless=[name for name in wanted if name not in restored],
         )
+        advice = _advice(manifest.topology.framework, topology.framework, request.rules)
         if level == "weights":
             raise ForkRequired(
-                "this would restore no more than the weights, and that is a new run, not a continuation: "
+                f"{advice}this would restore no more than the weights, and that is a new run, not a continuation: "
                 + "; ".join(reasons)
                 + f". Start a new run with Checkpointer(new_url, start_from={self.store.url!r}), or open_run(...).fork(new_url)."
             )
-        return guarantees.accept(level, manifest.guarantee, request.accept, reasons=reasons)
+        return guarantees.accept(level, manifest.guarantee, request.accept, reasons=reasons, advice=advice)
 
     def _refuse_early(self, head: Decided, target: Target | None, request: Request | None) -> None:
         """Refuse a restore that cannot be kept before the claim, which would stop a job that is running."""
@@ -249,6 +256,15 @@ def _wanted(manifest: Manifest, target: Target | None, request: Request) -> list
         return list(request.components or manifest.components)
     framework = manifest.topology.framework
     return list(dict.fromkeys(name for leaf in target.wanted for name in request.rules.sources(leaf.name, framework)))
+
+
+def _advice(saved: str, framework: str, rules: Rules) -> str:
+    """The first thing to say about a restore that is refused: that a checkpoint of another framework can be converted."""
+    conversion = _CONVERSIONS.get((saved, framework))
+    if conversion is None or (rules.convert is not None and rules.convert.source == saved):
+        return ""
+    how = f"convert=ckptcore.convert.{conversion}(...) reads it in {framework}"
+    return f"this checkpoint was written by {saved!r}: {how}. As this restore was called: "
 
 
 def _check_remap(remap: Mapping[int, int], before: int, now: int) -> None:

@@ -37,6 +37,9 @@ class Run:
         self._clock = clock or Clock()
         self._history = History.load(store)
 
+    def __repr__(self) -> str:
+        return f"Run({self.url!r})"
+
     @property
     def url(self) -> str:
         """The run's canonical URL."""

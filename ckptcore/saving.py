@@ -22,7 +22,7 @@ from ckptcore.errors import (
     StoreUnavailable,
     Superseded,
 )
-from ckptcore.events import Event, Listener, log, tell
+from ckptcore.events import Event, Kind, Listener, log, tell
 from ckptcore.incarnations import check_current, undecided
 from ckptcore.keep import Keep
 from ckptcore.ledger import Decided
@@ -122,7 +122,7 @@ class Saving:
             try:
                 decided = ledger.read(self.store, identity.run_id, identity.generation)
                 if decided is not None:
-                    self._tell("committed" if decided.committed else "aborted")
+                    self._tell(*_outcome(decided))
                     return decided
                 check_current(self.store, identity.generation.incarnation)
                 failure = None
@@ -162,6 +162,11 @@ class Saving:
 
     def _tell(self, kind, message: str = "") -> None:
         tell(self.on_event, Event(kind, self.shard.identity.rank, self.shard.identity.generation, message))
+
+
+def _outcome(decided: Decided) -> tuple[Kind, str]:
+    """The event of a decision and its message: why, if it is an abort."""
+    return ("aborted", decided.record.reason) if isinstance(decided.record, Abort) else ("committed", "")
 
 
 def _committed(decided: Decided) -> Decided:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckptcore import guarantees, names, notes, records, union, values
@@ -11,7 +11,7 @@ from ckptcore.backend import Backend, Flat
 from ckptcore.clock import Clock
 from ckptcore.errors import CallError
 from ckptcore.guarantees import Derived, Described
-from ckptcore.layout import ArrayFacts, make_plan
+from ckptcore.layout import ArrayFacts, ComponentFacts, make_plan
 from ckptcore.ledger import Decided, manifest_of
 from ckptcore.names import GenerationId
 from ckptcore.session import together_telling
@@ -139,7 +139,8 @@ def _prepare(backend: Backend, identity: Identity, order: Order) -> _Prepared:
     references = _references(order, identity)
     flat = backend.flatten(order.components)
     _check_rank_zero(flat, order.derived)
-    facts = {**flat.components, **{name: manifest_of(source).components[name] for name, source in references.items()}}
+    described = {name: _as_far_as_exact(component, identity) for name, component in flat.components.items()}
+    facts = {**described, **{name: manifest_of(source).components[name] for name, source in references.items()}}
     return _Prepared(
         flat=flat,
         references=references,
@@ -147,6 +148,14 @@ def _prepare(backend: Backend, identity: Identity, order: Order) -> _Prepared:
         encoded={leaf.name: values.encode(leaf.value, where=names.show_path(leaf.component, leaf.path)) for leaf in flat.values},
         metadata=None if order.metadata is None else values.encode(order.metadata, where="metadata"),
     )
+
+
+def _as_far_as_exact(component: ComponentFacts, identity: Identity) -> ComponentFacts:
+    """What a component that training goes on from says of `exact`: that one rank's copy counts is no proof that all are equal."""
+    if component.rank_zero and identity.participants > 1 and component.kind in guarantees.NEEDS:
+        reason = "it is RankZero, so other ranks go on with rank 0's copy, which may not be theirs"
+        return replace(component, inexact=component.inexact or reason)
+    return component
 
 
 def _is_compared(array: ArrayFacts) -> bool:

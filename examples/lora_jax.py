@@ -50,7 +50,7 @@ def update(base: list[jax.Array], state: dict[str, Any], x: jax.Array) -> tuple[
 
 
 def main(url: str | Path, *, steps: int = STEPS) -> float:
-    """Train up to `steps`; returns the last loss."""
+    """Train up to `steps`, and say what was done; returns the last loss."""
     sampler = jaxckpt.Sampler(size=1024, batch=32)
     inputs = jax.random.normal(jax.random.key(2), (1024, WIDTH))
     derived = {"schedule": "optimizer", "rng": "step"}
@@ -61,17 +61,24 @@ def main(url: str | Path, *, steps: int = STEPS) -> float:
         base_is_stored = restored.generation is not None
         base = restored.components["base"]
         state = {name: restored.components[name] for name in ("params", "optimizer")}
+        step = restored.step
         for step in range(restored.step + 1, steps + 1):
             state, loss = update(base, state, inputs[sampler.next()])
-            if ckpt.should_save(step):
+            if ckpt.should_save(step) or step == steps:
                 now = {**state, "data": sampler}
                 if base_is_stored:
                     ckpt.save(step, now, unchanged=["base"])
                 else:
                     ckpt.save(step, {**now, "base": base}).result()
                     base_is_stored = True
+    if step == restored.step:
+        print(f"nothing left to do: the run is at step {step}")
+    else:
+        print(f"steps {restored.step + 1} to {step}, loss {loss:.4f}")
     return float(loss)
 
 
 if __name__ == "__main__":
-    print(f"loss {main(sys.argv[1]):.4f}")
+    if len(sys.argv) != 2:
+        sys.exit("usage: python examples/lora_jax.py URL")
+    main(sys.argv[1])

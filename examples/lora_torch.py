@@ -38,7 +38,7 @@ def pretrained() -> nn.Sequential:
 
 
 def main(url: str | Path, *, steps: int = STEPS) -> float:
-    """Train up to `steps`; returns the last loss."""
+    """Train up to `steps`, and say what was done; returns the last loss."""
     base, adapter = pretrained(), Adapter(layers=3)
     optimizer = torch.optim.AdamW(adapter.parameters(), lr=1e-2)
     sampler = torchckpt.Sampler(size=1024, batch=32)
@@ -49,20 +49,27 @@ def main(url: str | Path, *, steps: int = STEPS) -> float:
         whole = {**state, "base": base}
         restored = ckpt.restore_or_init(lambda: whole, like=whole)
         base_is_stored = restored.generation is not None
+        step = restored.step
         for step in range(restored.step + 1, steps + 1):
             x = inputs[sampler.next()]
             loss = (adapter(base, x) - x.roll(1, dims=1)).square().mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            if ckpt.should_save(step):
+            if ckpt.should_save(step) or step == steps:
                 if base_is_stored:
                     ckpt.save(step, state, unchanged=["base"])
                 else:
                     ckpt.save(step, whole).result()
                     base_is_stored = True
+    if step == restored.step:
+        print(f"nothing left to do: the run is at step {step}")
+    else:
+        print(f"steps {restored.step + 1} to {step}, loss {loss:.4f}")
     return loss.item()
 
 
 if __name__ == "__main__":
-    print(f"loss {main(sys.argv[1]):.4f}")
+    if len(sys.argv) != 2:
+        sys.exit("usage: python examples/lora_torch.py URL")
+    main(sys.argv[1])

@@ -31,6 +31,7 @@ from examples.transformer_task import (
     VOCABULARY,
     WEIGHT_DECAY,
     WIDTH,
+    report,
     sequences,
 )
 
@@ -70,7 +71,7 @@ class Transformer(nn.Module):
 
 
 def main(url: str | Path, steps: int, *, dtype: Any = jnp.float32) -> dict[str, Any]:
-    """Train up to `steps`; returns the parameters."""
+    """Train up to `steps`, and say what was done; returns the parameters."""
     model = Transformer(dtype)
     tx = optax.adamw(LR, b1=B1, b2=B2, eps=EPS, weight_decay=WEIGHT_DECAY)
     sampler = jaxckpt.Sampler(SAMPLES, BATCH)
@@ -90,6 +91,7 @@ def main(url: str | Path, steps: int, *, dtype: Any = jnp.float32) -> dict[str, 
         return optax.apply_updates(params, updates), optimizer, loss
 
     derived = {"schedule": "step", "rng": "step"}
+    loss = jnp.nan
     with jaxckpt.Checkpointer(url, interval=20, derived=derived) as ckpt:
         restored = ckpt.restore_or_init(
             lambda: {**fresh(), "data": sampler},
@@ -98,12 +100,16 @@ def main(url: str | Path, steps: int, *, dtype: Any = jnp.float32) -> dict[str, 
             convert=FROM_TORCH,
         )
         params, optimizer = restored.components["params"], restored.components["optimizer"]
+        step = restored.step
         for step in range(restored.step + 1, steps + 1):
             params, optimizer, loss = update(params, optimizer, sequences(sampler.next()))
-            if ckpt.should_save(step):
+            if ckpt.should_save(step) or step == steps:
                 ckpt.save(step, {"params": params, "optimizer": optimizer, "data": sampler}, metrics={"loss": float(loss)})
+    print(report(restored.step, step, float(loss)))
     return params
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("usage: python -m examples.transformer_jax URL STEPS")
     main(sys.argv[1], int(sys.argv[2]))

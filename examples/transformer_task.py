@@ -14,6 +14,13 @@ NAMES = {"blocks_*": "blocks.*"}
 """Flax's names of modules and torch's, where they differ; layers and their axes follow from the library's rules."""
 
 
+def report(before: int, after: int, loss: float) -> str:
+    """What a program tells at its end: the steps between which it has trained, and the last loss."""
+    if before == after:
+        return f"nothing left to do: the run is at step {after}"
+    return f"from step {before} to step {after}, loss {loss:.4f}"
+
+
 def sequences(ids: np.ndarray) -> np.ndarray:
     """Token sequences `(batch, LENGTH + 1)`, int32, each determined by its sample's ID."""
     tokens = [ids % VOCABULARY]

@@ -29,6 +29,7 @@ from examples.transformer_task import (
     VOCABULARY,
     WEIGHT_DECAY,
     WIDTH,
+    report,
     sequences,
 )
 
@@ -81,13 +82,14 @@ class Transformer(nn.Module):
 
 
 def main(url: str | Path, steps: int, *, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Train up to `steps`; returns the model."""
+    """Train up to `steps`, and say what was done; returns the model."""
     torch.manual_seed(0)
     model = Transformer().to(dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(B1, B2), eps=EPS, weight_decay=WEIGHT_DECAY)
     sampler = torchckpt.Sampler(SAMPLES, BATCH)
     state = {"model": model, "optimizer": optimizer, "data": sampler}
     derived = {"schedule": "step", "rng": "step"}
+    loss = torch.tensor(torch.nan)
     with torchckpt.Checkpointer(url, interval=20, derived=derived) as ckpt:
         restored = ckpt.restore_or_init(
             lambda: state,
@@ -95,16 +97,20 @@ def main(url: str | Path, steps: int, *, dtype: torch.dtype = torch.float32) -> 
             accept_guarantee="coverage",  # what another framework can keep
             convert=FROM_JAX,
         )
+        step = restored.step
         for step in range(restored.step + 1, steps + 1):
             tokens = torch.from_numpy(sequences(sampler.next())).long()
             loss = functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            if ckpt.should_save(step):
+            if ckpt.should_save(step) or step == steps:
                 ckpt.save(step, state, metrics={"loss": loss.item()})
+    print(report(restored.step, step, float(loss)))
     return model
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("usage: python -m examples.transformer_torch URL STEPS")
     main(sys.argv[1], int(sys.argv[2]))

@@ -16,8 +16,9 @@ import jax
 from jax._src import distributed  # jax.distributed does not show its client
 
 from ckptcore import channel
-from ckptcore.channel import Channel, LocalChannel
+from ckptcore.channel import PATIENCE, Channel, LocalChannel, waits
 from ckptcore.errors import CallError, CheckpointError
+from ckptcore.events import log
 
 _PREFIX = "jaxckpt"
 
@@ -96,7 +97,15 @@ class JaxChannel:
         return [found[rank] for rank in ranks]
 
     def _wait(self, rank: int, deadline: float, what: str) -> bytes | None:
-        """A rank's message, or None when it is not there at the deadline."""
+        """A rank's message, or None when it is not there at the deadline. A long wait is told in the log."""
+        patience = min(deadline, time.monotonic() + PATIENCE)
+        found = self._ask(rank, patience, what)
+        if found is None and patience < deadline:
+            log.warning("%s", waits(what, self.rank, rank))
+            found = self._ask(rank, deadline, what)
+        return found
+
+    def _ask(self, rank: int, deadline: float, what: str) -> bytes | None:
         left = round((deadline - time.monotonic()) * 1000)
         try:
             if left > 0:

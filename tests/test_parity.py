@@ -13,8 +13,9 @@ import torchckpt
 
 ONLY = {
     "jaxckpt": {"host_rng_state"},  # JAX's own keys are part of the state; what is left are the host's generators
-    # All generators of a torch program; parts of a pipeline in one process; what lies in `.grad`; torch's own checkpoints.
-    "torchckpt": {"rng_state", "Merged", "Gradients", "DcpCheckpoint"},
+    # All generators of a torch program; parts of a pipeline in one process; what lies in `.grad`; torch's own checkpoints
+    # and loaders.
+    "torchckpt": {"rng_state", "Merged", "Gradients", "DcpCheckpoint", "ignore_sigterm"},
 }
 SHARED = sorted(set(jaxckpt.__all__) & set(torchckpt.__all__))
 

@@ -29,6 +29,7 @@ from ckptcore.store import Storage
 from torchckpt.checkpointer import Checkpointer, open_run
 from torchckpt.dcp_source import DcpCheckpoint
 from torchckpt.gradients import Gradients
+from torchckpt.preemption import ignore_sigterm
 from torchckpt.rng import rng_state
 from torchckpt.sampler import Sampler
 from torchckpt.tree import Merged
@@ -51,6 +52,7 @@ __all__ = [
     "SaveHandle",
     "Storage",
     "errors",
+    "ignore_sigterm",
     "open_run",
     "rng_state",
 ]

@@ -20,9 +20,10 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage] -- documented, but not in __all__
 
-from ckptcore.channel import Channel, LocalChannel, late
+from ckptcore.channel import PATIENCE, Channel, LocalChannel, late, waits
 from ckptcore.clock import Clock
 from ckptcore.errors import CallError, CheckpointError, DeadlineExceeded
+from ckptcore.events import log
 
 PART_BYTES = 4 << 20
 """The most bytes of one value: a TCPStore closes the connection of whoever sends it more than 8 MiB."""
@@ -103,7 +104,7 @@ class TorchChannel:
             if data is not None and self.rank == 0:
                 self._put("0", data)
                 return data
-            if not self._comes("0", self._clock.monotonic() + timeout):
+            if not self._comes("0", self._clock.monotonic() + timeout, waits(what, self.rank, 0)):
                 raise late(what, [0], self.size, timeout)
             return self._get("0")
 
@@ -134,7 +135,7 @@ class TorchChannel:
 
     def _collect(self, deadline: float, timeout: float, what: str) -> tuple[bytes, list[bytes]]:
         """On rank 0: the outcome, and the messages when all came."""
-        missing = self._missing(deadline)
+        missing = self._missing(deadline, what)
         if missing:
             return self._decide(str(late(what, missing, self.size, timeout)).encode()), []
         messages = [self._get(f"{rank}") for rank in range(self.size)]
@@ -144,11 +145,11 @@ class TorchChannel:
 
     def _receive(self, deadline: float, timeout: float, what: str) -> tuple[bytes, list[bytes]]:
         """On every other rank: the same."""
-        if self._comes("outcome", deadline):
+        if self._comes("outcome", deadline, waits(what, self.rank, 0)):
             outcome = self._store.get(self._key("outcome"))
         else:
             # Nobody is missing but rank 0's answer: it died in between, or is about to.
-            missing = self._missing(deadline) or [0]
+            missing = self._missing(deadline, what) or [0]
             outcome = self._decide(str(late(what, missing, self.size, timeout)).encode())
         return outcome, _split(self._get("messages")) if outcome == _ALL_CAME else []
 
@@ -167,14 +168,21 @@ class TorchChannel:
         """Write down how the exchange ends, unless somebody has; what is written."""
         return self._store.compare_set(self._key("outcome"), "", outcome)
 
-    def _missing(self, deadline: float) -> list[int]:
+    def _missing(self, deadline: float, what: str) -> list[int]:
         """The ranks whose message is not there at the deadline."""
-        return [rank for rank in range(self.size) if not self._comes(f"{rank}", deadline)]
+        return [rank for rank in range(self.size) if not self._comes(f"{rank}", deadline, waits(what, self.rank, rank))]
 
-    def _comes(self, name: str, deadline: float) -> bool:
-        """Wait for a message; whether it is there at the deadline."""
-        left = self._clock.polls(deadline - self._clock.monotonic(), first=0.001, most=0.25)
-        return any(self._store.check([self._key(name)]) for _ in left)
+    def _comes(self, name: str, deadline: float, waiting: str) -> bool:
+        """Wait for a message; whether it is there at the deadline. A long wait is told once: `waiting`."""
+        began = self._clock.monotonic()
+        told = False
+        for _ in self._clock.polls(deadline - began, first=0.001, most=0.25):
+            if self._store.check([self._key(name)]):
+                return True
+            if not told and self._clock.monotonic() - began > PATIENCE:
+                log.warning("%s", waiting)
+                told = True
+        return False
 
     def _key(self, name: str) -> str:
         return f"{self._exchanges}/{name}"

@@ -19,11 +19,21 @@ A rank that is the slowest of all still gets its stop in: it asks for the call a
 
 from __future__ import annotations
 
+import signal
+
 from ckptcore.signals import Watch
 from torchckpt.channel import asking, open_store, world
 
 _KEY = "agreed"
 _STOP = b"stop "
+
+
+def ignore_sigterm(worker: int) -> None:  # noqa: ARG001 -- what a DataLoader calls it with
+    """A `worker_init_fn` for loaders with workers: what tells the job to stop must not end them before its last save.
+
+    `torchrun` and most schedulers send SIGTERM to all processes of a job. Workers end with the process that started them.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 class Preemption(Watch):

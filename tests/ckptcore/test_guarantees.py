@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ckptcore import guarantees, records
 from ckptcore.errors import CallError, GuaranteeError
-from ckptcore.guarantees import Approximate, accept, keepable, missing_for, prove, resolve, version_differences
+from ckptcore.guarantees import Approximate, accept, check_derived, keepable, missing_for, prove, resolve, version_differences
 from ckptcore.records import Level
 
 DIGEST = "blake3:" + "0" * 64
@@ -96,9 +96,12 @@ def test_a_declaration_that_points_nowhere_meets_nothing_and_is_not_recorded() -
         ({"rng": Approximate(3)}, "only data"),
         ({"rng": 5}, "expected a component's name"),
         ({"parameters": "step"}, "never follow"),
+        ([("rng", "step")], "expected a mapping"),
     ],
 )
-def test_wrong_declarations_are_refused(derived: dict[str, Any], words: str) -> None:
+def test_wrong_declarations_are_refused(derived: Any, words: str) -> None:
+    with pytest.raises(GuaranteeError, match=words):
+        check_derived(derived)
     with pytest.raises(GuaranteeError, match=words):
         prove(EXACT, derived)
     with pytest.raises(GuaranteeError, match=words):
@@ -280,6 +283,18 @@ class TestKeepable:
         assert kept(components, now=topology(participants=3), remapped=True)[0] == "replay"
         assert kept(components, now=topology(devices=8))[0] == "replay"
 
+    @pytest.mark.parametrize(("before", "now", "count"), [(2, 1, "2 ranks then and 1 now"), (1, 3, "1 rank then and 3 now")])
+    def test_state_of_each_rank_needs_to_be_told_whose_it_is(self, before: int, now: int, count: str) -> None:
+        """It was said to be left out, which it is not: it is in `like`."""
+        components = {**CONTINUING, **RNG_OF_RANKS, **CURSOR, "ema": Facts("custom")}
+        saved, then = prove(components, {}), topology(participants=before)
+        level, reasons = keepable(saved, then, topology(participants=now), components, {*CONTINUING, "data"}, sourceless=["rng"])
+        assert level == "coverage"
+        assert reasons[:2] == [
+            "component 'ema' (custom) is left out",
+            f"component 'rng' (rng) is one of each rank, of {count}: remap= says whose state each takes",
+        ]
+
     def test_remapped_state_is_not_exact(self) -> None:
         assert kept(EXACT, remapped=True) == ("coverage", ["rank-scoped state was remapped"])
 
@@ -318,3 +333,7 @@ class TestAccept:
                 accept("coverage", saved, accepted, reasons=["2 ranks became 1"])
         with pytest.raises(GuaranteeError):
             accept("replay", saved, "coverage")
+
+    def test_advice_comes_first(self) -> None:
+        with pytest.raises(GuaranteeError, match=r"^do this\. Otherwise the checkpoint promises 'exact'"):
+            accept("coverage", records.Guarantee(level="exact"), None, advice="do this. Otherwise ")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from ckptcore.backend import Wanted
+from ckptcore.convert import Conversion, flax_to_torch
 from ckptcore.errors import CallError, StructureMismatch
 from ckptcore.geometry import Box
 from ckptcore.match import Match, Rules, cast_name, match
@@ -125,6 +126,13 @@ def test_missing_and_extra_leaves_need_permission() -> None:
     for wrong in ({"missing": "ignore"}, {"extra": "keep"}):
         with pytest.raises(CallError):
             Rules(**wrong)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("wrong", ["flax_to_torch", flax_to_torch, Conversion, {"params.w": "model.w"}, object()])
+def test_a_conversion_is_one_that_was_made(wrong: Any) -> None:
+    with pytest.raises(CallError, match=r"convert=.*expected a conversion, which flax_to_torch\(…\) or"):
+        Rules(convert=wrong)
+    assert Rules(convert=flax_to_torch()).convert == flax_to_torch()
 
 
 def test_renaming_by_prefix_and_by_function() -> None:

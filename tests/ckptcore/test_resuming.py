@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
+from ckptcore import convert, records
 from ckptcore.channel import Channel, LocalChannel
 from ckptcore.checkpointer import Checkpointer, Restored
 from ckptcore.components import PerRank
-from ckptcore.errors import CallError, GuaranteeError
+from ckptcore.errors import CallError, ForkRequired, GuaranteeError
+from ckptcore.guarantees import Approximate
 from tests.ckptcore.support import DERIVED, HostBackend, checkpointer, on_ranks, run_ranks, same, state
 
 OWN_CURSORS = DERIVED | {"rng": "step"}
@@ -141,6 +145,70 @@ def test_other_libraries_are_not_exact(place: Path) -> None:
         with pytest.raises(GuaranteeError, match=r"(?s)can keep 'coverage' only.*numpy 1\.26 then, 2\.0 now"):
             ckpt.restore(like=state(0))
         assert ckpt.restore(like=state(0), accept_guarantee="coverage").guarantee == "coverage"
+
+
+@dataclass(frozen=True)
+class Of(HostBackend):
+    """As if it were the backend of `framework`."""
+
+    def topology(self, meshes: Sequence[records.Mesh]) -> records.Topology:
+        return structs.replace(super().topology(meshes), framework=self.framework)
+
+
+def of(framework: str, place: Path) -> Checkpointer:
+    return Checkpointer(place, backend=Of(framework=framework), derived=DERIVED)
+
+
+MODEL = {("model" if name == "params" else name): part for name, part in state(0).items()}
+
+
+@pytest.mark.parametrize(("saved", "now"), [("jax", "torch"), ("torch", "jax")])
+@pytest.mark.parametrize("given", ["nothing", "the wrong direction"])
+def test_a_checkpoint_of_another_framework_says_how_it_is_read(place: Path, saved: str, now: str, given: str) -> None:
+    """To start a new run was all that was proposed."""
+    with of(saved, place) as ckpt:
+        ckpt.save(10, state(10))
+    right, wrong = ("flax_to_torch", "torch_to_flax") if now == "torch" else ("torch_to_flax", "flax_to_torch")
+    first = f"this checkpoint was written by '{saved}': convert=ckptcore.convert.{right}(...) reads it in {now}. "
+    conversion = None if given == "nothing" else getattr(convert, wrong)()
+    with of(now, place) as ckpt:
+        with pytest.raises(ForkRequired) as raised:
+            ckpt.restore(like=MODEL, convert=conversion)
+        assert str(raised.value).startswith(first + "As this restore was called: this would restore no more than the weights")
+        with pytest.raises(GuaranteeError) as refused:
+            ckpt.restore(like=state(0), convert=conversion)
+        assert str(refused.value).startswith(first + "As this restore was called: the checkpoint promises 'exact'")
+
+
+def test_a_conversion_that_is_there_is_not_advised(place: Path) -> None:
+    with of("jax", place) as ckpt:
+        ckpt.save(10, state(10))
+    with of("torch", place) as ckpt, pytest.raises(GuaranteeError, match=r"^the checkpoint promises 'exact'"):
+        ckpt.restore(like=MODEL, convert=convert.flax_to_torch())
+    with of("host", place) as ckpt, pytest.raises(GuaranteeError, match=r"^the checkpoint promises 'exact'"):
+        ckpt.restore(like=state(0))
+
+
+def test_state_of_another_number_of_ranks_asks_for_a_remap(place: Path) -> None:
+    """`rng` was said to be left out, although it is in `like`."""
+
+    def train(link: Channel) -> None:
+        with checkpointer(place, link) as ckpt:
+            ckpt.save(10, state(10, link.rank, 2))
+
+    on_ranks(2, train)
+    rest = {name: part for name, part in state(0).items() if name != "rng"}
+    told = r"component 'rng' \(rng\) is one of each rank, of 2 ranks then and 1 now: remap="
+    for like, reason in ((state(0), told), (rest, r"component 'rng' \(rng\) is left out")):
+        with checkpointer(place) as ckpt, pytest.raises(GuaranteeError, match=reason):
+            ckpt.restore(like=like)
+
+
+@pytest.mark.parametrize("derived", [{"shedule": "step"}, {"rng": Approximate(3)}, "step"])
+def test_a_wrong_declaration_is_refused_before_the_first_save(place: Path, derived: Any) -> None:
+    with pytest.raises(GuaranteeError, match="derived"):
+        checkpointer(place, derived=derived)
+    assert not list(place.glob("*"))
 
 
 @pytest.mark.parametrize(

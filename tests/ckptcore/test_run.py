@@ -55,6 +55,11 @@ def test_there_is_no_run(place: Path) -> None:
     assert not (place / "nowhere").exists()
 
 
+def test_a_run_shows_where_it_is(job: Job, place: Path) -> None:
+    assert job.latest is not None
+    assert repr(open_run(place)) == f"Run('file://{place}')"
+
+
 def test_reading_changes_nothing(job: Job, place: Path) -> None:
     before = contents(place)
     run = open_run(place, backend=HostBackend())

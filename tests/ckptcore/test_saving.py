@@ -64,10 +64,12 @@ def test_a_late_rank_is_named_by_the_deadline(job: Job) -> None:
 
 def test_the_other_ranks_learn_of_the_abort(job: Job) -> None:
     generation = job.next_generation(10)
-    other = saving(job, generation, 1)
+    events: list[Event] = []
+    other = saving(job, generation, 1, on_event=events.append)
     with pytest.raises(SaveAborted, match="decided by hand") as caught:
         when(other, lambda: job.coordinator().abort(generation, Refuted("decided by hand", (2,)))).run()
     assert caught.value.missing == (2,)
+    assert events[-1] == Event("aborted", 1, generation, "decided by hand")
 
 
 def test_no_decision_by_the_deadline_is_unknown_and_says_what_is_missing(job: Job) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +36,20 @@ def test_the_base_is_written_once_and_kept(tmp_path: Path, example: Any) -> None
 
 
 @EXAMPLES
-def test_an_interrupted_run_is_the_same_run(tmp_path: Path, example: Any) -> None:
+def test_without_a_url_there_is_a_usage_line(example: Any) -> None:
+    done = subprocess.run([sys.executable, example.__file__], capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stderr) == (1, f"usage: python examples/{Path(example.__file__).name} URL\n")
+
+
+@EXAMPLES
+def test_an_interrupted_run_is_the_same_run(tmp_path: Path, example: Any, capsys: pytest.CaptureFixture[str]) -> None:
     whole = example.main(tmp_path / "whole")
     example.main(tmp_path / "parts", steps=25)
     assert example.main(tmp_path / "parts") == whole
+    example.main(tmp_path / "parts")
+    *trained, idle = (line.partition(", loss ")[0] for line in capsys.readouterr().out.splitlines())
+    assert trained == ["steps 1 to 40", "steps 1 to 25", "steps 26 to 40"]
+    assert idle == "nothing left to do: the run is at step 40"
     one, other = (
         open_run(tmp_path / name).restore(components=["params" if example is lora_jax else "model", "base"])
         for name in ("whole", "parts")

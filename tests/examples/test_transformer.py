@@ -74,13 +74,17 @@ def test_from_torch_to_jax(tmp_path: Path) -> None:
     assert largest_difference(as_torch(tmp_path / "whole"), as_torch(tmp_path / "parts")) < TOLERANCE
 
 
-def test_back_and_forth_in_one_run(tmp_path: Path) -> None:
+def test_back_and_forth_in_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train_jax(tmp_path / "whole", LAST)
     for train, steps in ((train_jax, 20), (train_torch, 40), (train_jax, LAST)):
         train(tmp_path / "parts", steps)
     assert largest_difference(as_jax(tmp_path / "whole"), as_jax(tmp_path / "parts")) < TOLERANCE
     generations = ckptcore.open_run(tmp_path / "parts").generations()
     assert [known.step for known in generations] == [20, 40, 60]
+    train_torch(tmp_path / "parts", LAST)
+    told = [line.partition(", loss ")[0] for line in capsys.readouterr().out.splitlines()]
+    assert told[1:4] == ["from step 0 to step 20", "from step 20 to step 40", "from step 40 to step 60"]
+    assert told[4] == "nothing left to do: the run is at step 60"
     losses = [known.metrics["loss"] for known in generations]
     assert losses == sorted(losses, reverse=True)
 

@@ -71,7 +71,7 @@ def test_all_ranks_learn_of_an_error_though_the_one_that_holds_the_store_ends_at
         sys.exit()
     real = channel._comes
     if RANK == 2:  # what comes to it comes late
-        channel._comes = lambda name, deadline: time.sleep(0.5) or real(name, deadline)
+        channel._comes = lambda *asked: time.sleep(0.5) or real(*asked)
     try:
         channel.gather(b"", timeout=3, what="agree")
     except DeadlineExceeded as error:
@@ -229,3 +229,14 @@ def test_rank_0_cannot_broadcast_nothing() -> None:
         TorchChannel(HashStore(), rank=0, size=2).broadcast(None, timeout=0, what="hand-over")
     with pytest.raises(DeadlineExceeded, match="hand-over: nothing from rank 0 of 2 after 0 s"):
         TorchChannel(HashStore(), rank=1, size=2).broadcast(None, timeout=0, what="hand-over")
+
+
+def test_a_rank_that_waits_for_long_says_for_whom(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr("torchckpt.channel.PATIENCE", 0.05)
+    alone = TorchChannel(HashStore(), rank=0, size=2)
+    with pytest.raises(DeadlineExceeded):
+        alone.gather(b"", timeout=0.5, what="whether every rank can save its state")
+    (told,) = (record.getMessage() for record in caplog.records)
+    assert told.startswith(
+        "rank 0 waits for rank 1 (whether every rank can save its state). All ranks have to make the same calls"
+    )
