@@ -150,3 +150,12 @@ def test_a_node_is_a_container_on_all_ranks_or_on_none(tmp_path: Path) -> None:
     for error in save(tmp_path / "run", 2, ragged):
         assert isinstance(error, CheckpointError)
         assert "params.notes: a value or an empty container on rank 0" in str(error)
+
+
+@pytest.mark.parametrize(("size", "level"), [(1, "exact"), (2, "coverage")])
+def test_parameters_of_which_one_copy_counts_are_not_exact(tmp_path: Path, size: int, level: str) -> None:
+    def differing(rank: int, _: int) -> dict[str, Any]:
+        return {"params": RankZero({"w": np.full(2, float(rank))})}
+
+    assert save(tmp_path / "run", size, differing) == [None] * size
+    assert open_run(tmp_path / "run").checkpoint().manifest.guarantee.level == level
