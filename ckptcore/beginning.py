@@ -117,7 +117,8 @@ def _replaced(
     unused = [name for name in taken if name not in used]
     if unused:
         made, drawn = sorted(state), sorted({drawn for name in state for drawn in rules.sources(name, source.framework)})
-        by = "" if drawn == made else f", which convert= makes from {drawn}: call it so, or see components= of the conversion"
+        by = f", which convert= makes from {drawn}: call it so, or see components= of the conversion"
+        by = by if drawn != made else " (a source in another format takes component=, which says what its tensors are)"
         raise CallError(f"the run starts from the component {unused[0]!r} of {source.title}, but init() makes only {made}{by}")
     return given
 

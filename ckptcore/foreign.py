@@ -147,17 +147,18 @@ class Foreign(ABC):
         return self._digests[leaf.name]
 
     def describe(self) -> records.Origin:
-        """What a run that begins from it records: the digest is over names, types, shapes, and the head of each tensor."""
-        taken = sorted(self._names.items())
-        tensors = self._tensors()
-        heads = self._heads([name for _, name in taken])
+        """What a run that begins from it records: the digest is over names, types, shapes, and the head of each tensor.
+
+        It is over what the files hold, whatever it is taken as: `component`, `names` and `cast` may be set right until the run
+        has a checkpoint of its own.
+        """
+        tensors = sorted(self._tensors().items())
+        heads = self._heads([name for name, _ in tensors])
         told = [
-            [new, tensors[name].dtype, list(tensors[name].shape), tensors[name].nbytes, digests.digest(head)]
-            for (new, name), head in zip(taken, heads, strict=True)
+            [name, tensor.dtype, list(tensor.shape), tensor.nbytes, digests.digest(head)]
+            for (name, tensor), head in zip(tensors, heads, strict=True)
         ]
-        return records.Origin(
-            format=self.format, url=self.path.as_uri(), digest=_digest("ckpt/origin", self.format, self.component, told)
-        )
+        return records.Origin(format=self.format, url=self.path.as_uri(), digest=_digest("ckpt/origin", self.format, told))
 
     @cached_property
     def _names(self) -> dict[str, str]:

@@ -75,7 +75,7 @@ def same_source(origin: records.Origin, start_from: Start | None, url: str) -> S
     found = as_source(start_from).describe()
     if (found.format, found.digest) != (origin.format, origin.digest):
         raise CallError(
-            f"{begun}: start_from is {start_from.title}, which is another one, or is taken otherwise"
+            f"{begun}: start_from is {start_from.title}, which is another one, or has changed"
             f" ({found.digest}, recorded is {origin.digest}); give the same, or use a new URL"
         )
     return start_from

@@ -106,7 +106,7 @@ def main(url: str | Path, steps: int, *, dtype: torch.dtype = torch.float32) -> 
             optimizer.step()
             if ckpt.should_save(step) or step == steps:
                 ckpt.save(step, state, metrics={"loss": loss.item()})
-    print(report(restored.step, step, float(loss)))
+    print(report(restored.step, step, loss.item()))
     return model
 
 

@@ -71,6 +71,8 @@ class Conversion:
 
         What the target `keeps` is not among `wanted`.
 
+        Rules and names of the user's that fit nothing are a problem, too: without them something else would be taken.
+
         With `missing="keep"` the target may want what the source lacks, with `extra="ignore"` the source may have what
         the target does not want. Otherwise both, and whatever is ambiguous or not understood, raise `StructureMismatch`
         that lists all of it. Only records and the optimizer's counts are read. Raises `NotFound` if the source has none of the
@@ -78,6 +80,8 @@ class Conversion:
         """
         task = Task(source=source, rules=self.rules, names=self.names, missing=missing == "keep", extra=extra == "ignore")
         made = list(self._to_torch(task, wanted, elsewhere) if self.source == "jax" else self._to_flax(task, wanted))
+        if not task.extra and not elsewhere and made:
+            task.problems += task.idle()
         problems = list(dict.fromkeys(task.problems))  # a component that is home to two of torch's is gone through twice
         if problems:
             what = f"{source.title} cannot be converted to what the target is{self.doubt(wanted)}"

@@ -33,10 +33,22 @@ class Task:
     extra: bool = False
     elsewhere: frozenset[str] = frozenset()
     problems: list[str] = field(default_factory=list)
+    applied: list[Rule | str] = field(default_factory=list)
 
     def pair(self, flax: Mapping[str, shown.Shape], torch: Mapping[str, shown.Shape | None]) -> Pairing:
         """See `pairing.pair`."""
-        return pair(flax, torch, rules=self.rules, names=self.names)
+        found = pair(flax, torch, rules=self.rules, names=self.names)
+        self.applied += found.applied
+        return found
+
+    def idle(self) -> list[str]:
+        """The user's rules and prefixes that fit nothing: most likely a mistake, which the standard rules would hide."""
+        rules = [rule for rule in self.rules if not any(rule is used for used in self.applied)]
+        prefixes = [prefix for prefix in self.names if prefix not in self.applied]
+        said = "a leading '*.' stands for the module's path, another '*' for text without a dot"
+        return [f"{rule}: fits nothing ({said}); remove it, or give the names as they are" for rule in rules] + [
+            f"names {prefix!r}: no module of Flax is called so; remove it, or give the name as it is" for prefix in prefixes
+        ]
 
     def lacks(self, leaf: Wanted, why: str, *, misfit: bool = False) -> None:
         """Note that there is nothing for a leaf of the target, or a `misfit`, which may not be passed over."""

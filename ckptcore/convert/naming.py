@@ -36,12 +36,17 @@ class Names:
 
     def torch(self, module: str) -> str:
         """The torch name of Flax's `module`."""
-        for flax in sorted(self.prefixes, key=lambda text: (-text.count("."), text.count("*") - len(text), text)):
-            match = _prefix(flax).match(module)
-            if match is not None:
-                renamed = fill(self.prefixes[flax], match.groups())
-                return ".".join(part for part in (renamed, module[match.end() :].removeprefix(".")) if part)
-        return module
+        flax = self.prefix(module)
+        match = None if flax is None else _prefix(flax).match(module)
+        if flax is None or match is None:
+            return module
+        renamed = fill(self.prefixes[flax], match.groups())
+        return ".".join(part for part in (renamed, module[match.end() :].removeprefix(".")) if part)
+
+    def prefix(self, module: str) -> str | None:
+        """The prefix that counts for Flax's `module`; None if none fits."""
+        ordered = sorted(self.prefixes, key=lambda text: (-text.count("."), text.count("*") - len(text), text))
+        return next((flax for flax in ordered if _prefix(flax).match(module) is not None), None)
 
 
 def capture(pattern: str, name: str) -> Captured | None:

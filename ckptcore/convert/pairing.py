@@ -44,13 +44,15 @@ class Pair:
 class Pairing:
     """`pairs` by torch's name. `problems` says by torch's name why there is none; `names` what each of Flax's leaves could be.
 
-    `misfits` are those of torch's names for which Flax has something that does not fit, or too much.
+    `misfits` are those of torch's names for which Flax has something that does not fit, or too much. `applied` are the
+    user's own rules and prefixes that fit something on both sides.
     """
 
     pairs: dict[str, Pair] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
     misfits: set[str] = field(default_factory=set)
     names: dict[str, list[str]] = field(default_factory=dict)
+    applied: list[Rule | str] = field(default_factory=list)
 
     @property
     def used(self) -> set[str]:
@@ -81,7 +83,7 @@ def pair(
     into one array, or one thing into two arrays by the standard rules, that is a problem.
     """
     own, standard = (_candidates(flax, group, Names(names)) for group in (rules, FLAX_TORCH))
-    result = Pairing(names={name: [] for name in flax})
+    result = Pairing(names={name: [] for name in flax}, applied=list(_applied(flax, torch, own, rules, Names(names))))
     for found in (own, standard):
         for name, candidates in found.items():
             for candidate in candidates:
@@ -124,6 +126,19 @@ def _candidates(flax: Mapping[str, Shape], rules: Sequence[Rule], names: Names) 
         if len(taken) == len(rule.parts):
             found[name].append(_Candidate(rule, tuple(taken[part] for part in range(len(taken)))))
     return found
+
+
+def _applied(
+    flax: Mapping[str, Shape],
+    torch: Mapping[str, Shape | None],
+    own: Mapping[str, Sequence[_Candidate]],
+    rules: Sequence[Rule],
+    names: Names,
+) -> Iterator[Rule | str]:
+    yield from (candidate.rule for name, candidates in own.items() if name in torch for candidate in candidates)
+    yield from (rule for rule in rules if not rule.parts and any(naming.capture(rule.torch, name) for name in torch))
+    found = {names.prefix(module) for module in {module for leaf in flax for module in _modules(leaf)}}
+    yield from (prefix for prefix in found if prefix is not None)
 
 
 def _modules(leaf: str) -> Iterator[str]:

@@ -73,12 +73,18 @@ def test_a_restart_before_the_first_commit_begins_there_again_or_not_at_all(file
     with pytest.raises(CallError, match="elsewhere was given"):
         begin(place / "run", place / "elsewhere")
     other = write(place / "other.safetensors", 30)
-    with pytest.raises(CallError, match="which is another one, or is taken otherwise"):
+    with pytest.raises(CallError, match="which is another one, or has changed"):
         begin(place / "run", source(other))
-    with pytest.raises(CallError, match="is taken otherwise"):
-        begin(place / "run", Safetensors(file, names={"model": ""}))
     moved = file.rename(place / "moved.safetensors")
     assert begin(place / "run", source(moved)).step == 0
+
+
+def test_a_start_that_failed_may_be_set_right(file: Path, place: Path) -> None:
+    with pytest.raises(CallError, match=r"from the component 'weights' of .*a source in another format takes component=,"):
+        begin(place / "run", Safetensors(file, component="weights"))
+    with pytest.raises(StructureMismatch):
+        begin(place / "run", Safetensors(file, names={"*": "other.*"}))
+    assert same(begin(place / "run", source(file)).components["params"], state(20)["params"])
 
 
 def test_after_the_first_commit_the_file_is_of_no_account(file: Path, place: Path) -> None:

@@ -165,13 +165,13 @@ def test_digests_tell_content(place: Path) -> None:
 # What a run records of it
 
 
-def test_a_description_tells_what_was_taken(place: Path) -> None:
+def test_a_description_tells_what_a_file_holds(place: Path) -> None:
     save_file({"a": np.ones(5000), "b": np.ones(3)}, place / "x.safetensors")
     first = Safetensors(place / "x.safetensors").describe()
     assert (first.format, first.url) == ("safetensors", (place / "x.safetensors").as_uri())
     assert Safetensors(place / "x.safetensors").describe() == first
-    assert Safetensors(place / "x.safetensors", names={"a": "z"}).describe().digest != first.digest
-    assert Safetensors(place / "x.safetensors", component="model").describe().digest != first.digest
+    # How it is taken may be set right after a start that failed.
+    assert Safetensors(place / "x.safetensors", names={"a": "z"}, component="model").describe().digest == first.digest
     save_file({"a": np.ones(5000), "b": np.ones(3) * 2}, place / "x.safetensors")
     assert Safetensors(place / "x.safetensors").describe().digest != first.digest
     save_file({"a": np.ones(5000), "b": np.ones(3)}, place / "elsewhere.safetensors")

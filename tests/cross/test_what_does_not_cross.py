@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from flax import nnx
 
 import jaxckpt
 import torchckpt
-from ckptcore.convert import SGD, Adam, flax_to_torch, torch_to_flax
+from ckptcore.convert import SGD, Adam, Rule, flax_to_torch, torch_to_flax
 from ckptcore.errors import CallError, NotFound, StructureMismatch
 from tests.cross.support import in_torch, init, module, params, save, weight
 
@@ -204,3 +205,19 @@ def test_untied_arrays_for_a_tied_target(tmp_path: Path) -> None:
     net["head"].weight = torch.nn.Parameter(torch.zeros(5, 3))
     torchckpt.open_run(tmp_path).restore(like={"model": net}, convert=flax_to_torch())
     assert torch.equal(net["head"].weight, net["embed"].weight)
+
+
+def test_rules_and_names_that_fit_nothing_are_refused(tmp_path: Path) -> None:
+    """The standard rules would take their place without a word: a kernel in the wrong order trains, and learns less."""
+    url = save(jaxckpt, tmp_path, {"params": {"fc": {"kernel": jnp.ones((3, 3)), "bias": jnp.zeros(3)}}})
+    run = torchckpt.open_run(url)
+    turned = Rule(flax="*fc.kernel", torch="*fc.weight", axes="(a b) o -> o (b a)", sizes={"a": 3})
+    wrong = flax_to_torch(rules=[turned], names={"Dens_7": "zzz"})
+    with pytest.raises(StructureMismatch) as raised:
+        run.restore(like={"model": module()}, convert=wrong)
+    first, second = raised.value.differences
+    assert "fc.kernel" in first
+    assert "fits nothing (a leading '*.' stands for the module's path" in first
+    assert second.startswith("names 'Dens_7': no module of Flax is called so")
+    run.restore(like={"model": module()}, convert=wrong, extra="ignore")
+    run.restore(like={"model": module()}, convert=flax_to_torch(rules=[replace(turned, flax="fc.kernel", torch="fc.weight")]))
