@@ -17,10 +17,10 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from textwrap import dedent
-from typing import IO
+from typing import IO, Any
 
 from tests import processes
 from tests.processes import ROOT, free_port
@@ -106,6 +106,23 @@ def run_job(
     """Run a job to its end; the outputs in rank order. Fails unless every rank ends with status 0."""
     with Job(script, size=size, group=group, args=args, env=env) as job:
         return job.wait(timeout=timeout)
+
+
+def forking(test: Callable[..., None]) -> Callable[..., None]:
+    """A test whose loader forks workers. With `workers` it runs in a process that has not loaded JAX.
+
+    Other tests may have loaded it here, and then it has threads, which a fork can leave with a lock that nobody lets go of.
+    """
+
+    @functools.wraps(test)
+    def run(**arguments: Any) -> None:
+        if not arguments.get("workers", 1):
+            test(**arguments)
+            return
+        module = f"tests.torchckpt.{Path(test.__code__.co_filename).stem}"
+        run_job(f"from {module} import {test.__name__} as test\ntest.__wrapped__(**{arguments!r})", size=1)
+
+    return run
 
 
 @functools.cache

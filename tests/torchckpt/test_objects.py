@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from torch.optim.swa_utils import SWALR
 from ckptcore.errors import CallError, StructureMismatch, UnsupportedLeaf
 from ckptcore.names import Path
 from tests.torchckpt.held import fill, hold, prepare
+from tests.torchckpt.procs import forking
 from torchckpt import objects
 
 PATH: Path = (("key", "it"),)
@@ -412,7 +414,8 @@ def loader(workers: int) -> Any:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_goes_on_at_the_next_batch(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@forking
+def test_a_loader_goes_on_at_the_next_batch(workers: int) -> None:
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     source = loader(workers)
@@ -423,8 +426,7 @@ def test_a_loader_goes_on_at_the_next_batch(workers: int, monkeypatch: pytest.Mo
     assert sorted(number for batch in seen + expected for number in batch) == list(range(40))
 
     fresh = loader(workers)
-    with monkeypatch.context() as patch:
-        patch.setattr(StatefulDataLoader, "state_dict", _never)
+    with mock.patch.object(StatefulDataLoader, "state_dict", _never):
         restore(fresh, held)
     assert fresh._iterator is None  # no worker was started
     torch.manual_seed(99)

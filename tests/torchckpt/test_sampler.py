@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ckptcore import sampler as core
 from ckptcore.errors import CallError
-from tests.torchckpt.procs import run_job
+from tests.torchckpt.procs import forking, run_job
 from torchckpt.sampler import Sampler
 
 SIZE, BATCH = 30, 8
@@ -46,6 +46,7 @@ def expected(start: int, count: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+@forking
 def test_a_run_that_resumes_on_other_ranks_trains_on_each_sample_once_an_epoch(workers: int) -> None:
     """The loaders have fetched batches that nobody trained on when the state is taken."""
     state: dict[str, Any] = Sampler(SIZE, BATCH, seed=4).get_state()
@@ -65,6 +66,7 @@ def test_a_run_that_resumes_on_other_ranks_trains_on_each_sample_once_an_epoch(w
     assert [sorted(seen[epoch * SIZE :][:SIZE]) for epoch in range(3)] == [list(range(SIZE))] * 3
 
 
+@forking
 def test_the_state_is_that_of_what_was_handed_out() -> None:
     sampler = Sampler(SIZE, BATCH)
     for number, _ in enumerate(sampler.over(loader(sampler, 2)), 1):
@@ -86,6 +88,7 @@ def test_states_cross_frameworks() -> None:
 
 
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+@forking
 def test_a_restore_in_the_middle_of_a_loop_takes_effect_at_the_next_batch(workers: int, persistent: bool) -> None:  # noqa: FBT001
     sampler = Sampler(SIZE, BATCH, seed=4)
     loop = sampler.over(loader(sampler, workers, persistent=persistent))
@@ -105,6 +108,7 @@ def test_a_restore_in_the_middle_of_a_loop_takes_effect_at_the_next_batch(worker
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+@forking
 def test_batches_that_nobody_counts_are_an_error_when_the_state_is_taken(workers: int) -> None:
     sampler = Sampler(SIZE, BATCH)
     take(sampler, loader(sampler), 2)
@@ -144,6 +148,7 @@ def test_a_loop_over_batches_that_are_made_of_a_loaders() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+@forking
 def test_starting_a_loader_draws_nothing_from_torchs_generator(workers: int) -> None:
     """A run that resumes starts its loader once more than one that went through."""
     torch.manual_seed(0)

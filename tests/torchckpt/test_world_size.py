@@ -27,7 +27,9 @@ def state(value=0.0):
     return {
         "model": torch.nn.Linear(3, 2),
         "rng": rng_state(),
-        "data": PerRank(StatefulDataLoader(range(RANK * 100, RANK * 100 + 50), batch_size=5, shuffle=False)),
+        "data": PerRank(
+            StatefulDataLoader(range(RANK * 100, RANK * 100 + 50), batch_size=5, shuffle=False, generator=torch.Generator())
+        ),
         "own": PerRank({"cursor": torch.full((2,), float(value)), "number": int(value)}),
     }
 
