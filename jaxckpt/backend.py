@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from importlib import metadata
 from typing import Any
 
 import jax
 import numpy as np
 
 from ckptcore import components as parts
-from ckptcore import dtypes, nested, records
+from ckptcore import dtypes, nested, plain, records
 from ckptcore.backend import Flat, Found, Staged, Target, Wanted
 from ckptcore.channel import Channel
 from ckptcore.errors import CallError
@@ -42,7 +40,7 @@ class JaxBackend:
 
     def versions(self) -> dict[str, str]:
         """Versions of the libraries that are installed, and of Python."""
-        return {"python": sys.version.split()[0], **{name: version for name in _LIBRARIES if (version := _version(name))}}
+        return plain.versions(_LIBRARIES)
 
     @property
     def computing(self) -> frozenset[str]:
@@ -142,8 +140,8 @@ def _stored_leaves(component: str, inner: Any) -> Iterator[tuple[Path, Any]]:
     """The leaves as they are stored: arrays and values. Empty nodes are values, objects with state give theirs."""
     for path, leaf in tree.flatten(component, inner).leaves:
         if tree.is_empty_node(leaf):
-            yield path, tree.empty_node(leaf)
-        elif leaves.is_array(leaf) or leaves.is_value(leaf):
+            yield path, plain.empty_node(leaf)
+        elif leaves.is_array(leaf) or plain.is_value(leaf):
             yield path, leaf
         elif parts.is_stateful(leaf):
             where = show_path(component, path)
@@ -155,7 +153,7 @@ def _stored_leaves(component: str, inner: Any) -> Iterator[tuple[Path, Any]]:
 def _unpacked(item: tuple[Path, Any]) -> tuple[Path, Any]:
     """Bytes that are too long for a value become an array, under a path that says so."""
     path, leaf = item
-    return ((*path, nested.BYTES), np.frombuffer(leaf, np.uint8)) if leaves.is_long(leaf) else item
+    return ((*path, nested.BYTES), np.frombuffer(leaf, np.uint8)) if plain.is_long(leaf) else item
 
 
 def _array(
@@ -195,16 +193,16 @@ def _wanted(component: str, path: Path, leaf: Any, *, rank_scoped: bool) -> Want
     where = show_path(component, path)
     make = partial(Wanted, component=component, path=path, rank_scoped=rank_scoped)
     if tree.is_empty_node(leaf):
-        return make(kind="empty", value=tree.empty_node(leaf))
+        return make(kind="empty", value=plain.empty_node(leaf))
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
         return _wanted_device(make, leaf, where)
-    if leaves.is_long(leaf):
+    if plain.is_long(leaf):
         return make(path=(*path, nested.BYTES), kind="array", dtype="uint8")
     if leaves.is_array(leaf):
         shape = tuple(leaf.shape)
         return make(kind="array", dtype=dtypes.name_of(leaf.dtype, where=where), shape=shape, boxes=(Box.whole(shape),))
-    if leaves.is_value(leaf):
-        scalar = leaves.scalar_kind(leaf)
+    if plain.is_value(leaf):
+        scalar = plain.scalar_kind(leaf)
         return make(kind="value", value=leaf, scalar=scalar, boxes=() if scalar is None else (Box.whole(()),))
     if parts.is_stateful(leaf):
         return make(kind="any")
@@ -246,11 +244,3 @@ def _made(wanted: Wanted, leaf: Any, found: Mapping[str, Found]) -> Any:
 def _rewrapped(like: Any, value: Any) -> Any:
     """`value` in the wrapper that the component has in the target, so that it can be saved again as it is."""
     return type(like)(value) if isinstance(like, parts.PerRank | parts.RankZero) else value
-
-
-@cache
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None

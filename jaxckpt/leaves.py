@@ -13,7 +13,7 @@ Anything else is an `UnsupportedLeaf` that names its path and type.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,11 +22,7 @@ from jax.core import Tracer
 from ckptcore import dtypes
 from ckptcore.components import missing_method
 from ckptcore.errors import UnsupportedLeaf
-from ckptcore.values import MAX_BYTES
-
-Scalar = Literal["bool", "int", "float"]
-_SCALARS: dict[type, Scalar] = {bool: "bool", int: "int", float: "float"}
-_VALUES = (bool, int, float, str, bytes)
+from ckptcore.plain import is_long
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,21 +47,6 @@ class ArraySource:
 def is_array(leaf: Any) -> bool:
     """Whether a leaf is stored as an array rather than as a value."""
     return isinstance(leaf, jax.Array | np.ndarray | np.generic) or is_long(leaf)
-
-
-def is_long(leaf: Any) -> bool:
-    """Whether a leaf is a bytes object that is too long for a value."""
-    return isinstance(leaf, bytes) and len(leaf) > MAX_BYTES
-
-
-def is_value(leaf: Any) -> bool:
-    """Whether a leaf is a Python value of the format. Empty nodes are not asked about."""
-    return type(leaf) in _VALUES
-
-
-def scalar_kind(leaf: Any) -> Scalar | None:
-    """The kind of a Python number, None for any other value."""
-    return _SCALARS.get(type(leaf))
 
 
 def array_source(leaf: Any, where: str) -> ArraySource:

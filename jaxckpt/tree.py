@@ -39,15 +39,6 @@ def flatten(component: str, tree: Any) -> Tree:
     return _flatten(component, (), tree)
 
 
-def empty_node(leaf: Any) -> Any:
-    """What an empty node is stored as: `None`, `()`, `[]` or `{}`. Call it for empty nodes only."""
-    if leaf is None:
-        return None
-    if isinstance(leaf, list):
-        return []
-    return () if isinstance(leaf, tuple) else {}
-
-
 def is_empty_node(leaf: Any) -> bool:
     """Whether `leaf` is None or a pytree node without children."""
     children = _children(leaf)

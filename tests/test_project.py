@@ -23,7 +23,7 @@ LAYERS: dict[str, list[str]] = {
         "arguments cadence convert.axes convert.hyper convert.naming convert.optax_state events nested storekeys structs values",
         "convert.rules",
         "convert.pairing",
-        "boxes_in_files filestore objectstore records",
+        "boxes_in_files filestore objectstore plain records",
         "digests guarantees handle keep layout safetensors_header schemas store",
         "storereads",
         "ledger",

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from importlib import metadata
 from typing import Any
 
 import numpy as np
 import torch
 
 from ckptcore import components as parts
-from ckptcore import dtypes, nested, records
+from ckptcore import dtypes, nested, plain, records
 from ckptcore.backend import Flat, Staged
 from ckptcore.channel import Channel
 from ckptcore.geometry import Box
@@ -55,7 +52,7 @@ class TorchBackend:
 
     def versions(self) -> dict[str, str]:
         """Versions of the libraries that are installed, and of Python."""
-        return {"python": sys.version.split()[0], **{name: version for name in _LIBRARIES if (version := _version(name))}}
+        return plain.versions(_LIBRARIES)
 
     @property
     def computing(self) -> frozenset[str]:
@@ -125,7 +122,7 @@ def _leaves(component: str, inner: Any, names: nodes.ParameterNames) -> Iterator
             yield from optimizers.leaves(node, names.of(node), path, component)
         elif isinstance(node, Gradients):
             yield from gradients.leaves(node, path, component)
-        elif nodes.is_empty(node) or leaves.is_array(node) or leaves.is_value(node):
+        elif nodes.is_empty(node) or leaves.is_array(node) or plain.is_value(node):
             yield Leaf(path=path, data=node)
         elif parts.is_stateful(node):
             yield from objects.leaves(node, path, component)
@@ -135,7 +132,7 @@ def _leaves(component: str, inner: Any, names: nodes.ParameterNames) -> Iterator
 
 def _unpacked(leaf: Leaf) -> Leaf:
     """Bytes that are too long for a value become an array, under a path that says so."""
-    if not leaves.is_long(leaf.data):
+    if not plain.is_long(leaf.data):
         return leaf
     return Leaf(path=(*leaf.path, nested.BYTES), data=np.frombuffer(leaf.data, np.uint8), lowest_counts=leaf.lowest_counts)
 
@@ -184,11 +181,3 @@ def _holders(place: shards.Place, facts: ComponentFacts, *, one_counts: bool) ->
     if facts.scope == "rank" and place.local:
         return {}
     return {box: ranks[:1] for box, ranks in place.boxes.items()} if place.local and one_counts else place.boxes
-
-
-@cache
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None

@@ -12,7 +12,7 @@ Anything else is an `UnsupportedLeaf` that names its path and type, and says wha
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,11 +22,8 @@ from torch.nn.parameter import Parameter, is_lazy
 from ckptcore import dtypes
 from ckptcore.components import missing_method
 from ckptcore.errors import UnsupportedLeaf
-from ckptcore.values import MAX_BYTES
+from ckptcore.plain import is_long
 
-Scalar = Literal["bool", "int", "float"]
-_SCALARS: dict[type, Scalar] = {bool: "bool", int: "int", float: "float"}
-_VALUES = (bool, int, float, str, bytes)
 _PLAIN = (torch.Tensor, Parameter, DTensor)
 
 _TORCH = {
@@ -46,21 +43,6 @@ _BITS |= {name: (torch.uint8, np.dtype(np.uint8)) for name in _TORCH if name.sta
 def is_array(leaf: Any) -> bool:
     """Whether a leaf is stored as an array rather than as a value."""
     return isinstance(leaf, torch.Tensor | np.ndarray | np.generic) or is_long(leaf)
-
-
-def is_long(leaf: Any) -> bool:
-    """Whether a leaf is a bytes object that is too long for a value."""
-    return isinstance(leaf, bytes) and len(leaf) > MAX_BYTES
-
-
-def is_value(leaf: Any) -> bool:
-    """Whether a leaf is a Python value of the format. Empty containers are not asked about."""
-    return type(leaf) in _VALUES
-
-
-def scalar_kind(leaf: Any) -> Scalar | None:
-    """The kind of a Python number, None for any other value."""
-    return _SCALARS.get(type(leaf))
 
 
 def check(tensor: torch.Tensor | np.ndarray | np.generic, where: str) -> None:

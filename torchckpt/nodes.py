@@ -17,15 +17,6 @@ def is_empty(node: Any) -> bool:
     return node is None or (isinstance(node, dict | list | tuple) and not node)
 
 
-def empty_value(node: Any) -> Any:
-    """What an empty node is stored as: `None`, `()`, `[]` or `{}`. Call it for empty nodes only."""
-    if node is None:
-        return None
-    if isinstance(node, list):
-        return []
-    return () if isinstance(node, tuple) else {}
-
-
 class ParameterNames:
     """The names of all parameters in a set of components: modules' own, and those of single tensors in trees.
 

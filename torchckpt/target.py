@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ckptcore import components as parts
-from ckptcore import dtypes, nested
+from ckptcore import dtypes, nested, plain
 from ckptcore.backend import Found, Target, Wanted
 from ckptcore.errors import StructureMismatch, UnsupportedLeaf
 from ckptcore.geometry import Box
@@ -101,13 +101,13 @@ class _Maker:
         if isinstance(node, torch.Tensor):
             return self._tensor(path, node)
         if nodes.is_empty(node):
-            return _Value(node, self._wanted(path, kind="empty", value=nodes.empty_value(node)))
-        if leaves.is_long(node):
+            return _Value(node, self._wanted(path, kind="empty", value=plain.empty_node(node)))
+        if plain.is_long(node):
             return _Value(node, self._wanted((*path, nested.BYTES), kind="array", dtype="uint8"))
         if leaves.is_array(node):
             return self._host_array(path, node)
-        if leaves.is_value(node):
-            scalar = leaves.scalar_kind(node)
+        if plain.is_value(node):
+            scalar = plain.scalar_kind(node)
             boxes = () if scalar is None else (Box.whole(()),)
             return _Value(node, self._wanted(path, kind="value", value=node, scalar=scalar, boxes=boxes))
         if parts.is_stateful(node):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
-from ckptcore import nested, values
+from ckptcore import nested, plain, values
 from ckptcore.backend import Found
 from ckptcore.geometry import Box
 from ckptcore.names import Path, array_name, show_path
@@ -31,7 +31,7 @@ def hold(leaves: Iterable[Leaf], component: str = "optimizer") -> dict[Path, Any
         where = show_path(component, leaf.path)
         path, data = (
             ((*leaf.path, nested.BYTES), np.frombuffer(leaf.data, np.uint8))
-            if kinds.is_long(leaf.data)
+            if plain.is_long(leaf.data)
             else (leaf.path, leaf.data)
         )
         assert path not in held

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from ckptcore import dtypes
+from ckptcore import dtypes, plain
 from ckptcore.errors import UnsupportedLeaf
 from torchckpt import leaves
 
@@ -266,10 +266,10 @@ def test_plain_ones_pass(tensor: Any) -> None:
 def test_what_is_an_array_and_what_a_value() -> None:
     long, short = bytes(65_537), bytes(65_536)
     assert [leaf for leaf in (torch.ones(1), np.ones(1), np.float32(1)) if not leaves.is_array(leaf)] == []
-    assert (leaves.is_array(long), leaves.is_long(long)) == (True, True)
-    assert (leaves.is_array(short), leaves.is_long(short), leaves.is_value(short)) == (False, False, True)
-    assert [leaves.is_value(leaf) for leaf in (True, 1, 1.0, "a", torch.Size([1]), 1j, np.float64(1))] == [True] * 4 + [False] * 3
-    assert [leaves.scalar_kind(leaf) for leaf in (True, 1, 1.0, "a", None)] == ["bool", "int", "float", None, None]
+    assert (leaves.is_array(long), plain.is_long(long)) == (True, True)
+    assert (leaves.is_array(short), plain.is_long(short), plain.is_value(short)) == (False, False, True)
+    assert [plain.is_value(leaf) for leaf in (True, 1, 1.0, "a", torch.Size([1]), 1j, np.float64(1))] == [True] * 4 + [False] * 3
+    assert [plain.scalar_kind(leaf) for leaf in (True, 1, 1.0, "a", None)] == ["bool", "int", "float", None, None]
 
 
 @pytest.fixture

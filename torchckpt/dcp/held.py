@@ -15,7 +15,7 @@ import torch
 from torch.distributed.checkpoint.planner import SavePlanner, WriteItem, WriteItemType
 
 from ckptcore import components as parts
-from ckptcore import dtypes, nested, values
+from ckptcore import dtypes, nested, plain, values
 from ckptcore.backend import Flat, Staged
 from ckptcore.components import PerRank
 from ckptcore.errors import CallError, UnsupportedLeaf
@@ -143,7 +143,7 @@ def _split(entry: _Object) -> Iterator[tuple[Path, Any]]:
     """The leaves of one object: arrays, and the largest parts without arrays."""
     for below, leaf in nested.split(entry.value, leaves.is_array, where=show_path(entry.component, entry.path)):
         path = (*entry.path, *below)
-        yield ((*path, nested.BYTES), np.frombuffer(leaf, np.uint8)) if leaves.is_long(leaf) else (path, leaf)
+        yield ((*path, nested.BYTES), np.frombuffer(leaf, np.uint8)) if plain.is_long(leaf) else (path, leaf)
 
 
 def _looked_up(planner: SavePlanner, item: WriteItem) -> Any:
