@@ -42,7 +42,9 @@ class Classifier(nn.Module):
 
 def sharded(ranks: int) -> Classifier:
     """The classifier with its parameters divided over all ranks (FSDP2)."""
-    return fully_shard(Classifier(), mesh=init_device_mesh("cpu", (ranks,), mesh_dim_names=("data",)))
+    model = Classifier()
+    fully_shard(model, mesh=init_device_mesh("cpu", (ranks,), mesh_dim_names=("data",)))
+    return model
 
 
 def learning_rate(step: int, total: int) -> float:

@@ -20,8 +20,6 @@ from demo.job import BATCH, SAVE_EVERY, TRAIN_SAMPLES, Job
 from demo.model_torch import FROM_JAX, WEIGHT_DECAY, accuracy, learning_rate, sharded, to_tensors
 from demo.run_log import write_line
 
-TIMEOUT_SECONDS = 60
-
 
 def train(job: Job, rank: int, log: TextIO) -> None:
     """Train from the newest proven checkpoint, whoever wrote it, to `job.total` steps."""
@@ -66,8 +64,8 @@ def main(rank: int, port: int, job: Job) -> None:
     """Run one process of the job."""
     torch.set_num_threads(1)
     with job.log(rank).open("w") as log:
-        store = torch.distributed.TCPStore("127.0.0.1", port, job.ranks, is_master=rank == 0)
-        torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=job.ranks)
+        address = f"tcp://127.0.0.1:{port}"
+        torch.distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=job.ranks)
         train(job, rank, log)
         torch.distributed.barrier()  # rank 0 holds the store
         torch.distributed.destroy_process_group()

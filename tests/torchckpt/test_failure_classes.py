@@ -21,14 +21,14 @@ from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 
 import torchckpt
-from ckptcore import array_reader, writer
+from ckptcore import array_reader, plain, writer
 from ckptcore.errors import DamageError, GuaranteeError, NotFound, SaveFailed, StructureMismatch
 from ckptcore.store import Storage, open_store
 from tests.spec.checker import check_run
 from tests.torchckpt.models import Tiny, adamw, assert_expected, expected, local_bytes
 from tests.torchckpt.procs import run_job
 from tests.torchckpt.runs import DERIVED, checkpointer, resume, save
-from torchckpt import backend, open_run
+from torchckpt import open_run
 from torchckpt.dcp import StorageWriter
 
 
@@ -246,9 +246,9 @@ def test_the_parameters_may_be_called_either_way(name: str, tmp_path: Path) -> N
 def test_another_torch_is_not_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another release computes a step otherwise: to call that bit-identical would be a promise that nobody keeps."""
     save(tmp_path / "run", {"model": known()})
-    here = backend._version
+    here = plain._version
     with monkeypatch.context() as patch:
-        patch.setattr(backend, "_version", lambda name: "9.9" if name == "torch" else here(name))
+        patch.setattr(plain, "_version", lambda name: "9.9" if name == "torch" else here(name))
         with pytest.raises(
             GuaranteeError, match=rf"(?s)can keep 'coverage' only.*torch {here('torch')} then, 9\.9 now".replace("+", r"\+")
         ):
@@ -257,7 +257,7 @@ def test_another_torch_is_not_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert resume(tmp_path / "run", {"model": target}, accept_guarantee="coverage").guarantee == "coverage"
         assert_expected(target)
     with monkeypatch.context() as patch:
-        patch.setattr(backend, "_version", lambda name: "9.9" if name == "tensorstore" else here(name))
+        patch.setattr(plain, "_version", lambda name: "9.9" if name == "tensorstore" else here(name))
         assert resume(tmp_path / "run", {"model": Tiny()}).guarantee == "exact"
 
 
