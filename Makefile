@@ -18,7 +18,7 @@ demo: $(STAMP) ## Train, kill, restart, compare bit for bit (ARGS=--json prints 
 test: $(STAMP) ## Run all tests (ARGS="-k words" picks some)
 	$(BIN)/python -m pytest $(ARGS)
 
-test-quick: $(STAMP) ## Run the tests that start no training jobs
+test-quick: $(STAMP) ## Run the quick ones of the tests
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
 
 check: $(STAMP) ## Check format, lint and types

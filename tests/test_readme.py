@@ -25,6 +25,7 @@ def run(code: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_loop_resumes_and_can_be_read_beside(tmp_path: Path) -> None:
     places = {"/tmp/run-42": str(tmp_path / "run"), "/tmp/run-43": str(tmp_path / "torch")}
     code = [re.sub(r"/tmp/run-4\d", lambda found: places[found[0]], block) for block in blocks("python")]
@@ -39,6 +40,7 @@ def test_the_loop_resumes_and_can_be_read_beside(tmp_path: Path) -> None:
     assert lines[1:] == ["True", "(3,) set()"]
 
 
+@pytest.mark.slow
 def test_the_guide_is_one_program(tmp_path: Path) -> None:
     four_devices = "import jax\njax.config.update('jax_num_cpu_devices', 4)\n"
     program = "".join(blocks("python", "docs/guide.md")).replace("/tmp/guide", str(tmp_path))
@@ -48,12 +50,14 @@ def test_the_guide_is_one_program(tmp_path: Path) -> None:
     assert "the next start resumes from here" in told
 
 
+@pytest.mark.slow
 def test_the_map_for_torch_is_one_program(tmp_path: Path) -> None:
     told = run("".join(blocks("python", "docs/torch.md")).replace("/tmp/torch", str(tmp_path)))
     assert "this restore can keep 'coverage' only" in told
     assert (tmp_path / "hf" / "model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_the_crossing_is_one_program(tmp_path: Path) -> None:
     told = run("".join(blocks("python", "docs/crossing.md")).replace("/tmp/crossing", str(tmp_path)))
     assert "cannot be converted to what the target is; 12 problems" in told

@@ -31,6 +31,8 @@ from ckptcore.verify import verify
 from tests.ckptcore.failing import Died, DyingStore, FaultyStore
 from tests.ckptcore.support import FakeClock, Job, check_commits, file_store, restored_step
 
+pytestmark = pytest.mark.slow
+
 MOST = 400
 """More operations than any procedure here has: a test that gets there has lost its end."""
 

@@ -25,6 +25,8 @@ from ckptcore.store import Store
 from tests.ckptcore.failing import Died, DyingStore
 from tests.ckptcore.support import FakeClock, Job, check_commits, file_store, memory_directory, restored_step
 
+pytestmark = pytest.mark.slow
+
 MOMENTS = st.integers(1, 40)
 
 

@@ -42,6 +42,7 @@ def any_text(kind: Any) -> st.SearchStrategy[str]:
     return st.from_regex(kind.pattern, alphabet=TEXT).filter(lambda text: kind.max_length is None or len(text) <= kind.max_length)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", records.RECORDS)
 @settings(max_examples=25)
 @given(draw=st.data())

@@ -123,6 +123,7 @@ def test_epochs_and_seeds_have_orders_of_their_own() -> None:
     assert len({order.tobytes() for order in orders}) == len(orders)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3, 7, 12, 19])
 def test_every_sample_comes_at_every_place_about_equally_often(size: int) -> None:
     epochs = 400 * size

@@ -91,6 +91,7 @@ def test_any_damage_to_any_file_is_found_or_harmless(store: FileStore, decided: 
     assert verify(reopened(store), deep=True).ok
 
 
+@pytest.mark.slow
 def test_any_bit_of_the_manifest_matters(store: FileStore, decided: Decided) -> None:
     """No other record certifies the manifest, so what it says is compared with the receipts it came from."""
     path = Path(store.root) / names.ledger_key(GENERATION)

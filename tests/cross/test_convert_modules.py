@@ -20,6 +20,8 @@ import torchckpt
 from ckptcore.convert import Rule, conv_transpose, flax_to_torch, torch_to_flax
 from ckptcore.errors import StructureMismatch
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _doubles() -> Iterator[None]:

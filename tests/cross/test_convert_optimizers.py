@@ -26,6 +26,8 @@ from ckptcore.convert import SGD, Adam, AdamW, flax_to_torch, torch_to_flax
 from ckptcore.convert.hyper import Hyper
 from ckptcore.errors import StructureMismatch
 
+pytestmark = pytest.mark.slow
+
 LR = 0.03
 BETAS = (0.8, 0.95)
 EPS = 1e-6

@@ -142,6 +142,7 @@ AGREEMENT = """
 """
 
 
+@pytest.mark.slow
 def test_two_processes_exchange_messages_and_name_who_is_late() -> None:
     first, second = run_job(MESSAGES)
     assert "LATE agree on the step: nothing from rank 1 of 2 after 0.5 s" in first
@@ -150,6 +151,7 @@ def test_two_processes_exchange_messages_and_name_who_is_late() -> None:
     assert "DONE" in second
 
 
+@pytest.mark.slow
 def test_two_processes_agree_on_layout_owners_and_topology_and_restore_each_others_chunks() -> None:
     assert all("DONE" in output for output in run_job(AGREEMENT))
 

@@ -51,6 +51,7 @@ def test_both_ranks_stop_at_the_same_step() -> None:
         job.wait()
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_the_process_at_once() -> None:
     with Job(TRAINING, args=["stay"]) as job:
         for rank in job.ranks:

@@ -55,6 +55,7 @@ def moves(draw: st.DrawFn) -> tuple[np.ndarray, NamedSharding, NamedSharding, in
     return host, draw(shardings(shape)), draw(shardings(shape)), draw(st.sampled_from([8, 64, 1 << 20]))
 
 
+@pytest.mark.slow
 @given(moves())
 @settings(max_examples=40)
 def test_any_sharding_to_any_other(move: tuple[np.ndarray, NamedSharding, NamedSharding, int]) -> None:
@@ -94,6 +95,7 @@ print("moved", len(places) ** 2)
 """
 
 
+@pytest.mark.slow
 def test_meshes_of_one_to_eight_devices(tmp_path: Path) -> None:
     assert "moved 49" in run_job(EIGHT, size=1, devices=8, args=[str(tmp_path)])[0]
 

@@ -45,6 +45,7 @@ def expected(start: int, count: int) -> list[list[int]]:
     return [ids.ids(BATCH * number, BATCH).tolist() for number in range(start, start + count)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 @forking
 def test_a_run_that_resumes_on_other_ranks_trains_on_each_sample_once_an_epoch(workers: int) -> None:
