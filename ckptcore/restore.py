@@ -72,20 +72,23 @@ def _require(source: Readable, component: str) -> bool:
 def _find(source: Readable, pairs: Match, rules: Rules, *, converted: bool) -> dict[str, Found]:
     found: dict[str, Found] = {leaf.name: Found(value=source.value(stored)) for leaf, stored in pairs.values}
     trees = [(leaf, _relative(leaf, stored, rules)) for leaf, stored in pairs.trees]
-    wanted = [(stored, _boxes(leaf, stored)) for leaf, stored in pairs.arrays]
-    in_trees = [
+    requests = [(stored, _boxes(leaf, stored)) for leaf, stored in pairs.arrays]
+    requests += [
         (item, _boxes_below(leaf, path, item)) for leaf, below in trees for path, item in below.items() if _is_array(item)
     ]
     # One call for all of them: a chunk that several leaves need is read once.
-    read = iter(source.read([*wanted, *in_trees]))
-    for (leaf, stored), (_, boxes) in zip(pairs.arrays, wanted, strict=True):
-        found[leaf.name] = _found(_array_record(stored), boxes, next(read), rules)
+    read = zip(requests, source.read(requests), strict=True)
+
+    def next_array(rules: Rules) -> Found:
+        (stored, boxes), arrays = next(read)
+        return _found(_array_record(stored), boxes, arrays, rules)
+
+    for leaf, _ in pairs.arrays:
+        found[leaf.name] = next_array(rules)
     for leaf, below in trees:
         found[leaf.name] = Found(
             below={
-                path: _found(_array_record(item), _boxes_below(leaf, path, item), next(read), _AS_STORED)
-                if _is_array(item)
-                else Found(value=source.value(item), converted=converted)
+                path: next_array(_AS_STORED) if _is_array(item) else Found(value=source.value(item), converted=converted)
                 for path, item in below.items()
             }
         )
@@ -131,7 +134,7 @@ def _below(root: str, component: str, path: Path) -> Path:
     return path[depth:]
 
 
-def _boxes(leaf: Wanted, stored: StoredLeaf) -> list[Box]:
+def _boxes(leaf: Wanted, stored: StoredLeaf) -> Sequence[Box]:
     return list(leaf.boxes) or [Box.whole(_array_record(stored).shape)]
 
 
