@@ -51,6 +51,8 @@ CHECKSUM_BYTES = 4
 ANSWER_TIMEOUT = 600.0
 """Seconds that one operation of TensorStore may take. It has no deadline of its own, and a dead server answers nothing."""
 
+_SHOWN = 500
+"""The most characters of a message of TensorStore."""
 _STATUS = re.compile(r"([A-Z_]+): ")
 _ERRNO = re.compile(r"\[os_error_code='(\d+)'\]")
 _FULL = frozenset({"27", "28", "122"})  # EFBIG, ENOSPC, EDQUOT
@@ -197,8 +199,9 @@ def _status(error: Exception) -> str:
 
 
 def _message(error: Exception) -> str:
-    """The part of TensorStore's message that is for people."""
-    return str(error).split(" [tensorstore_spec=", 1)[0][:500]
+    """The part of TensorStore's message that is for people. The reason stands at its end, after all that it was a part of."""
+    text = str(error).split(" [tensorstore_spec=", 1)[0]
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]} … {text[-_SHOWN // 2 :]}"
 
 
 def _fill_value(dtype: str) -> Any:

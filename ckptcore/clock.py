@@ -1,14 +1,17 @@
-"""Time as the protocol sees it: wall time for records, deadlines and polling for waits."""
+"""Time and chance as the protocol sees them: times for records, deadlines and polls for waits, names that nobody else has."""
 
 from __future__ import annotations
 
+import random
+import secrets
 import time
+import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
 
 class Clock:
-    """The machine's clock. Simulations pass one of their own."""
+    """The machine's clock, and its source of chance. Simulations pass one of their own."""
 
     def utc(self) -> str:
         """Now, as records write it: `2026-01-31T12:00:00.000000Z`."""
@@ -21,6 +24,18 @@ class Clock:
     def sleep(self, seconds: float) -> None:
         """Let `seconds` pass."""
         time.sleep(seconds)
+
+    def nonce(self) -> str:
+        """16 hexadecimal digits that nobody else gets, for the name of a claim or of a database."""
+        return secrets.token_hex(8)
+
+    def uuid(self) -> str:
+        """A random UUID, for the name of a run."""
+        return str(uuid.uuid4())
+
+    def varied(self, seconds: float) -> float:
+        """A span of about `seconds`. It keeps a thousand ranks from coming back at the same moment."""
+        return seconds * random.uniform(0.5, 1.5)  # noqa: S311 - no secret
 
     def polls(self, timeout: float, *, first: float = 0.005, most: float = 0.5) -> Iterator[float]:
         """Yield the seconds left, pausing longer and longer between turns, until `timeout` seconds have passed.

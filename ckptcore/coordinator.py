@@ -50,6 +50,7 @@ class Coordinator:
         """Decide from what the store holds now: commit what is proven, abort what is refuted."""
         decided = ledger.read(self.store, self.run_id, generation)
         if decided is not None:
+            self.store.sync(names.LEDGER)  # it is visible; whoever put it may die before it is durable
             return decided
         found = self.examine(generation, receipts)
         if isinstance(found, Refuted):

@@ -15,11 +15,13 @@ import secrets
 import stat
 import urllib.parse
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import tensorstore as ts
 
 from ckptcore import posix
+from ckptcore.clock import Clock
 from ckptcore.errors import CallError, InvalidRecord, StoreUnavailable, UnsafeStore
 from ckptcore.names import check_key
 from ckptcore.retry import retry
@@ -57,6 +59,7 @@ class FileStore:
         self._file_mode = file_mode
         self._dir_mode = dir_mode
         self._timeout = timeout
+        self._clock = Clock()
 
     def __repr__(self) -> str:
         return f"FileStore({self.url!r})"
@@ -135,7 +138,7 @@ class FileStore:
             except OSError as error:
                 raise posix.translate(error, what) from error
 
-        return retry(translated, what=f"{what} in {self.url}", timeout=self._timeout)
+        return retry(translated, what=f"{what} in {self.url}", timeout=self._timeout, clock=self._clock)
 
     # Paths
 
@@ -184,7 +187,9 @@ class FileStore:
             self._sync_up(directory)
             return stored
         finally:
-            posix.unlink(temporary)
+            # Whether it goes has no part in the outcome: what stays is hidden, is no key, and goes with its directory.
+            with suppress(OSError):
+                posix.unlink(temporary)
 
     def _write(self, path: str, data: bytes) -> None:
         descriptor = os.open(path, _CREATE, 0o666)

@@ -7,8 +7,6 @@ one first settles what older ones left undecided, then records where it starts f
 
 from __future__ import annotations
 
-import secrets
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -88,7 +86,7 @@ class Opening:
                 raise Damaged(f"{names.RUN} of {self.store.url} is missing, though the run has other records. Put it back.")
         if data is None:
             run = records.Run(
-                run_id=str(uuid.uuid4()),
+                run_id=self.clock.uuid(),
                 created=self.clock.utc(),
                 parent=begins if isinstance(begins, records.Parent) else None,
                 origin=begins if isinstance(begins, records.Origin) else None,
@@ -109,7 +107,7 @@ class Opening:
         `choose` picks the base by hand (a rollback); otherwise it is the head, falling back past
         what `check` refuses with a `DamageError`. `guarantee` says what a restore can keep, None if nobody knows.
         Raises `Damaged` when there are commits but none is usable, or when the newest incarnation's own base is lost:
-        a run is never silently begun anew, nor set back.
+        a run is never silently begun anew, nor set back. Raises `Superseded` when another job has claimed meanwhile.
         """
         taken: set[GenerationId] = set()  # by retention, while this job chose them
 
@@ -124,11 +122,21 @@ class Opening:
             history = History.load(self.store)
             choice = self._choose(history, choose(history) if choose else None, check_spared)
             level = guarantee(choice.decided) if choice.decided else None
+            check_current(self.store, claim.incarnation)  # whoever claimed since may have saved what was chosen
+            self.store.sync(names.LEDGER)  # what was chosen is visible; whoever put it may die before it is durable
             base = self._record(claim, choice, level, settled)
+            check_current(self.store, claim.incarnation)  # or have looked for a base before this one was there
             chosen = choice.decided.generation if choice.decided else None
-            if chosen is None or history.generations[chosen] or not ledger.is_retired(self.store, chosen):
+            if chosen is None or not ledger.is_retired(self.store, chosen) or self._was_base(chosen, claim):
                 return Incarnation(run, claim, base)
             taken.add(chosen)
+
+    def _was_base(self, chosen: GenerationId, claim: records.Claim) -> bool:
+        """Whether a retired generation was the newest base until this incarnation's own was recorded: then its data was kept."""
+        bases = History.load(self.store).bases
+        before = max((number for number, base in bases.items() if base is not None and number < claim.incarnation), default=0)
+        base = bases.get(before)
+        return base is not None and base.generation == str(chosen)
 
     def claim(self, run: records.Run) -> records.Claim:
         """Claim the next incarnation; on a conflict, the one after it.
@@ -147,7 +155,7 @@ class Opening:
             claim = records.Claim(
                 run_id=run.run_id,
                 incarnation=number,
-                nonce=secrets.token_hex(8),
+                nonce=self.clock.nonce(),
                 created=self.clock.utc(),
                 topology=self.topology,
             )

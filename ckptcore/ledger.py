@@ -13,7 +13,7 @@ from typing import Any
 from ckptcore import names, records, values
 from ckptcore.clock import Clock
 from ckptcore.digests import digest
-from ckptcore.errors import CommitUnknown, DamageError, NotFound, ProtocolViolation, StoreUnavailable
+from ckptcore.errors import CommitUnknown, DamageError, NotFound, ProtocolViolation, StoreError, StoreUnavailable
 from ckptcore.events import log
 from ckptcore.names import GenerationId
 from ckptcore.store import Store
@@ -124,12 +124,15 @@ def insist(store: Store, key: str, data: bytes, *, clock: Clock, timeout: float)
     """Put `data` if nothing is there, again and again until the store answers; return what is there.
 
     Raises `CommitUnknown` when it has not answered by `timeout` seconds: the put may have been applied all the same.
+    A store that has no room, or refuses, says so at the first try: of a later one that proves nothing about those before.
     """
-    failure: StoreUnavailable | None = None
+    failure: StoreError | None = None
     for _ in clock.polls(timeout, first=0.05, most=5.0):
         try:
             return store.put_if_absent(key, data)
-        except StoreUnavailable as error:
+        except StoreError as error:
+            if failure is None and not isinstance(error, StoreUnavailable):
+                raise
             failure = error
     raise CommitUnknown(
         f"the store gave no answer about {key} for {timeout:g} s; it may have committed. Ask again later."

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import tensorstore as ts
 
+from ckptcore.clock import Clock
 from ckptcore.errors import CallError, StoreError, StoreFull, StoreUnavailable, UnsafeStore
 from ckptcore.names import check_key
 from ckptcore.retry import retry
@@ -29,16 +30,23 @@ _REFUSED = frozenset({"PERMISSION_DENIED", "UNAUTHENTICATED", "INVALID_ARGUMENT"
 class ObjectStore:
     """The store below a prefix of a bucket, or of a TensorStore memory store."""
 
-    def __init__(self, url: str, driver: str, spec: dict[str, Any], *, context: ts.Context, timeout: float) -> None:
+    def __init__(
+        self, url: str, driver: str, spec: dict[str, Any], *, context: ts.Context, timeout: float, clock: Clock | None = None
+    ) -> None:
         self.url = url
         self.driver = driver
         self.context = context
         self._spec = spec
         self._timeout = timeout
+        self._clock = clock or Clock()
+        self._root = self._open()
+
+    def _open(self) -> ts.KvStore:
+        """The driver's store; a simulation has one of its own."""
         try:
-            self._root = ts.KvStore.open(spec, context=context).result(timeout=timeout)
+            return ts.KvStore.open(self._spec, context=self.context).result(timeout=self._timeout)
         except (ValueError, TimeoutError) as error:
-            raise CallError(f"{url} cannot be opened: {error}") from error
+            raise CallError(f"{self.url} cannot be opened: {error}") from error
 
     def __repr__(self) -> str:
         return f"ObjectStore({self.url!r})"
@@ -145,7 +153,7 @@ class ObjectStore:
 
     def _retry(self, what: str, call: Callable[[], Result]) -> Result:
         try:
-            return retry(call, what=f"{what} in {self.url}", timeout=self._timeout)
+            return retry(call, what=f"{what} in {self.url}", timeout=self._timeout, clock=self._clock)
         except (StoreUnavailable, UnsafeStore):
             raise
         except StoreError as error:

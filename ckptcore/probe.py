@@ -11,16 +11,25 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
+import tensorstore as ts
+
+from ckptcore.clock import Clock
 from ckptcore.errors import StoreError, StoreFull, StoreUnavailable, UnsafeStore
 from ckptcore.events import log
+from ckptcore.objectstore import translate
 from ckptcore.records import StoreFacts
+from ckptcore.retry import retry
 from ckptcore.store import Store
 from ckptcore.workers import Workers
 
 RACERS = 6
+WATCHERS = 2
+THREADS = RACERS + WATCHERS
 ROUNDS = 3
 START_TIMEOUT = 30.0
 """Seconds by which the racers stand at the start; they are threads of this process."""
+TIMEOUT = 30.0
+"""Seconds in which the store has to answer a question that is put to its driver."""
 
 _CONTENT = b"0123456789"
 
@@ -28,7 +37,7 @@ _CONTENT = b"0123456789"
 def probe(store: Store, *, single_writer: bool) -> StoreFacts:
     """Try every rule below `probe/<nonce>/`, clean up, and return the facts for `base.json`.
 
-    `single_writer` forgives only a race that has several winners, and the facts say so. Keys that the store lets
+    `single_writer` forgives only that one writer may replace what another wrote, and the facts say so. Keys that the store lets
     nobody delete are left behind, with a warning in the log.
     Raises `UnsafeStore` naming the broken rule, or the store's own error if it fails.
     """
@@ -49,15 +58,16 @@ def _facts(store: Store, prefix: str, *, single_writer: bool) -> StoreFacts:
     _check_put_once(store, f"{prefix}once")
     races = [f"race-{turn}" for turn in range(ROUNDS)]
     outcomes = [_one_winner(store, prefix + race) for race in races]
+    _check_listing(store, prefix, {"once", "read", *races})
+    _check_delete(store, f"{prefix}read")
+    outcomes.append(_precondition_holds(store, prefix))
     _require(
         store,
         all(outcomes) or single_writer,
         "put-if-absent",
-        "of several writers of one key more than one was told that it won, or readers differ. "
+        "of several writers of one key more than one was told that it won, or readers differ, or a value was replaced. "
         "If only one job ever writes, Storage(single_writer=True) accepts that",
     )
-    _check_listing(store, prefix, {"once", "read", *races})
-    _check_delete(store, f"{prefix}read")
     return StoreFacts(
         driver=store.driver,
         put_if_absent=all(outcomes),
@@ -67,26 +77,68 @@ def _facts(store: Store, prefix: str, *, single_writer: bool) -> StoreFacts:
     )
 
 
+def _precondition_holds(store: Store, prefix: str) -> bool:
+    """Whether an object store refuses a second write on the condition that the key is absent.
+
+    A race comes down to that for a writer who looked before the other wrote. It may still look well where nobody is refused:
+    if all writes are served before any of the writers reads, all of them read the same value.
+    """
+    if store.driver == "file":
+        return True  # `link` has no condition that could be ignored
+    try:
+        return retry(lambda: _refuses_second(store, prefix), what=f"probe of {store.url}", timeout=TIMEOUT, clock=Clock())
+    except (ValueError, OSError, NotImplementedError) as error:
+        raise translate(error) from error
+
+
+def _refuses_second(store: Store, prefix: str) -> bool:
+    directory = ts.KvStore.open(store.kvstore(prefix), context=store.context).result(timeout=TIMEOUT)
+    key = f"condition-{secrets.token_hex(8)}"
+    absent = directory.read(key).result(timeout=TIMEOUT).stamp.generation
+    found = []
+    for value in (b"first", b"second"):
+        directory.write(key, value, if_equal=absent).result(timeout=TIMEOUT)
+        found.append(directory.read(key).result(timeout=TIMEOUT).value)
+    if not found[0]:
+        raise StoreUnavailable(f"{prefix}{key} is not there after it was written")
+    return found[0] == found[1]
+
+
 def _one_winner(store: Store, key: str) -> bool:
-    """Whether racing writers and all readers agree on one of the values that were put."""
+    """Whether racing writers and all readers agree on one of the values that were put.
+
+    Some only watch. A store that serves the racers in turn may serve all writes before any of them reads what it has written:
+    then they agree, and only who looks all the time sees one value replace another.
+    """
     values = [f"{racer}-{secrets.token_hex(8)}".encode() for racer in range(RACERS)]
-    start = threading.Barrier(RACERS, timeout=START_TIMEOUT)
+    start, over = threading.Barrier(THREADS, timeout=START_TIMEOUT), threading.Event()
 
-    def race(value: bytes) -> tuple[bytes, bytes | None]:
+    def race(value: bytes) -> set[bytes | None]:
         start.wait()
-        return store.put_if_absent(key, value), store.get(key)
+        return {store.put_if_absent(key, value), store.get(key)}
 
-    with Workers(RACERS, "probe") as pool:
-        if pool.size < RACERS:
-            raise StoreUnavailable(f"{store.url} was not probed: this process may not start {RACERS} threads; raise its limit")
+    def watch() -> set[bytes | None]:
+        start.wait()
+        seen = set()
+        while not over.is_set():
+            seen.add(store.get(key))
+        return seen - {None}
+
+    with Workers(THREADS, "probe") as pool:
+        if pool.size < THREADS:
+            raise StoreUnavailable(f"{store.url} was not probed: this process may not start {THREADS} threads; raise its limit")
         try:
-            outcomes = set(pool.map(race, values))
+            watching = [pool.submit(watch) for _ in range(WATCHERS)]
+            outcomes = list(pool.map(race, values))
         except threading.BrokenBarrierError as error:
             raise StoreUnavailable(
-                f"{store.url} was not probed: {RACERS} threads did not start within {START_TIMEOUT:g} s"
+                f"{store.url} was not probed: {THREADS} threads did not start within {START_TIMEOUT:g} s"
             ) from error
+        finally:
+            over.set()
+        outcomes += [seen.result() for seen in watching]
     winner = store.get(key)
-    return winner in values and outcomes == {(winner, winner)}
+    return winner in values and set().union(*outcomes) == {winner}
 
 
 def _check_put_once(store: Store, key: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
@@ -23,7 +23,7 @@ from ckptcore.names import GenerationId
 from ckptcore.probe import probe
 from ckptcore.proof import show_ranks
 from ckptcore.reader import Checkpoint
-from ckptcore.records import Level, Manifest
+from ckptcore.records import Level, Manifest, StoreFacts
 from ckptcore.session import Session, is_damage, open_session, together, together_telling
 from ckptcore.store import Storage, Store
 from ckptcore.verify import check_whole
@@ -76,6 +76,8 @@ class Resumer:
     clock: Clock
     start_from: Start | None
     on_event: Listener | None
+    probe: Callable[..., StoreFacts] = probe
+    """How the store is probed: it takes threads, which a simulation does without."""
 
     def open_fresh(self) -> Session:
         """Open a run that has nothing to resume from. Raises `CallError` when it has."""
@@ -200,7 +202,7 @@ class Resumer:
     ) -> Incarnation:
         """Rank 0's part of opening. `left` is what the ranks could not restore, and why: it is marked as damaged."""
         step = request.step if request else None
-        facts = probe(self.store, single_writer=self.storage.single_writer)
+        facts = self.probe(self.store, single_writer=self.storage.single_writer)
         opening = Opening(self.store, self.backend.topology(()), facts, self.clock, self.on_event)
         run = opening.identify(forks.source(self.start_from, self.store, self.storage, self.clock))
         head = History.load(self.store).head() if step is None and left is None else None

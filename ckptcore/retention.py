@@ -6,21 +6,22 @@ the word in the ledger first, then a look at what pins the generation, and only 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ckptcore import keep as policies
-from ckptcore import ledger, names, notes
+from ckptcore import ledger, names, notes, records
 from ckptcore.clock import Clock
 from ckptcore.coordinator import Coordinator
-from ckptcore.errors import Damaged
+from ckptcore.errors import Damaged, InvalidRecord
 from ckptcore.events import Event, Listener, tell
 from ckptcore.history import History
 from ckptcore.incarnations import stored, undecided
-from ckptcore.ledger import manifest_of
+from ckptcore.ledger import Decided, manifest_of
 from ckptcore.names import GenerationId
 from ckptcore.proof import Refuted
 from ckptcore.store import Store
+from ckptcore.storereads import bounded_bytes
 
 
 @dataclass(frozen=True)
@@ -81,9 +82,14 @@ class Collector:
         """Delete the data of aborted and retired generations, after a fresh look at what needs them."""
         history.refresh()
         _check_readable(history)
-        needed = pinned(history) | referenced(history)
-        for generation in stored(self.store):
-            if generation in planned or (generation not in needed and _is_garbage(history, generation)):
+        found = stored(self.store)
+        needed = pinned(history) | referenced(history) | _promised(history, found)
+        garbage = [each for each in found if each in planned or (each not in needed and _is_garbage(history, each))]
+        # What is kept although it is retired (a base, a pinned one) needs what it refers to.
+        sources = _sources(history.decided(generation) for generation in found if generation not in garbage)
+        self.store.sync(names.LEDGER)  # another collector's word may be visible, and not durable yet
+        for generation in garbage:
+            if generation not in sources:
                 if not dry_run:
                     self.store.delete_prefix(names.generation_prefix(generation))
                 yield generation
@@ -94,10 +100,15 @@ def _is_garbage(history: History, generation: GenerationId) -> bool:
     decided = history.decided(generation)
     if decided is None or not decided.committed:
         return decided is not None
-    if not history.generations[generation] or not ledger.may_be_deleted(history.store, decided):
+    if not history.generations[generation] or _is_opening(history) or not ledger.may_be_deleted(history.store, decided):
         return False
     told = notes.read(history.store, history.run.run_id, generation)
     return not (notes.has(told, "pin") or notes.has(told, "tag"))
+
+
+def _is_opening(history: History) -> bool:
+    """Whether an incarnation newer than the newest base has been claimed: it may have chosen what was retired meanwhile."""
+    return history.bases.get(max(history.bases, default=0)) is None
 
 
 def _check_readable(history: History) -> None:
@@ -130,12 +141,35 @@ def candidates(history: History) -> list[policies.Candidate]:
 
 def referenced(history: History) -> set[GenerationId]:
     """The generations that hold a component of a commit that is not retired."""
+    return _sources(history.commits())
+
+
+def _sources(found: Iterable[Decided | None]) -> set[GenerationId]:
+    """The generations that hold a component of one of these commits."""
     return {
         GenerationId.parse(entry.source)
-        for decided in history.commits()
+        for decided in found
+        if decided is not None and decided.committed
         for entry in manifest_of(decided).components.values()
         if entry.source is not None
     }
+
+
+def _promised(history: History, found: Iterable[GenerationId]) -> set[GenerationId]:
+    """What undecided generations refer to, and where that lies: their proof may have found it there already."""
+    named = set()
+    for generation in found:
+        data = None if generation in history.generations else bounded_bytes(history.store, names.receipt_key(generation, 0))
+        named |= set() if data is None else _references(generation, data)
+    return named | _sources(history.decided(generation) for generation in named)
+
+
+def _references(generation: GenerationId, receipt: bytes) -> set[GenerationId]:
+    try:
+        lead = records.decode(receipt, records.Receipt, key=names.receipt_key(generation, 0)).lead
+    except InvalidRecord:
+        return set()  # nobody can commit it
+    return {GenerationId.parse(source) for source in lead.references.values()} if lead else set()
 
 
 def pinned(history: History) -> set[GenerationId]:

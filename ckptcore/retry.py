@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from ckptcore.errors import StoreUnavailable
+from ckptcore.clock import Clock
+from ckptcore.errors import StoreFull, StoreUnavailable
 
 ATTEMPTS = 5
 FIRST_DELAY = 0.05
@@ -16,23 +15,27 @@ FIRST_DELAY = 0.05
 Result = TypeVar("Result")
 
 
-def retry(call: Callable[[], Result], *, what: str, timeout: float) -> Result:
+def retry(call: Callable[[], Result], *, what: str, timeout: float, clock: Clock) -> Result:
     """Return `call()`, repeated while it raises `StoreUnavailable`.
 
     At most `ATTEMPTS` times and not beyond `timeout` seconds; the last failure is chained
-    to a `StoreUnavailable` that starts with `what`. `call` must be idempotent.
+    to a `StoreUnavailable` that starts with `what`. `call` must be idempotent. `StoreFull` is passed on from
+    the first attempt only: that a later one finds no room does not tell what became of those before.
     """
-    deadline = time.monotonic() + timeout
+    deadline = clock.monotonic() + timeout
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return call()
         except StoreUnavailable as error:
-            # Jitter keeps a thousand ranks from coming back at the same moment.
-            delay = FIRST_DELAY * 2 ** (attempt - 1) * random.uniform(0.5, 1.5)  # noqa: S311 - no secret
-            if attempt == ATTEMPTS or time.monotonic() + delay > deadline:
+            delay = clock.varied(FIRST_DELAY * 2 ** (attempt - 1))
+            if attempt == ATTEMPTS or clock.monotonic() + delay > deadline:
                 raise StoreUnavailable(
                     f"{what}: failed {attempt} time(s), the last time with: {error}. "
                     "The outcome is unknown; try again when the store answers"
                 ) from error
-        time.sleep(delay)
+        except StoreFull as error:
+            if attempt == 1:
+                raise
+            raise StoreUnavailable(f"{what}: {error}. An earlier try may have been done, or may still be") from error
+        clock.sleep(delay)
     raise StoreUnavailable(f"{what}: not attempted")

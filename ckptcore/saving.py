@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ckptcore import ledger, notes, writer
+from ckptcore import ledger, names, notes, writer
 from ckptcore.clock import Clock
 from ckptcore.coordinator import DECISION_TIMEOUT, Coordinator
 from ckptcore.errors import (
@@ -122,6 +122,7 @@ class Saving:
             try:
                 decided = ledger.read(self.store, identity.run_id, identity.generation)
                 if decided is not None:
+                    self.store.sync(names.LEDGER)  # it is visible; whoever put it may die before it is durable
                     self._tell(*_outcome(decided))
                     return decided
                 check_current(self.store, identity.generation.incarnation)
@@ -139,7 +140,10 @@ class Saving:
 
     def _lack(self) -> str:
         identity = self.shard.identity
-        delivered = self._coordinator().receipts(identity.generation)
+        try:
+            delivered = self._coordinator().receipts(identity.generation)
+        except StoreError as error:
+            return f"the store does not answer ({error})"
         late = [rank for rank in range(identity.participants) if rank not in delivered]
         if late:
             return f"no receipt from {show_ranks(late)}"

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ckptcore import names, notes, records
+from ckptcore import ledger, names, notes, records
 from ckptcore.clock import Clock
 from ckptcore.digests import check, component_digest
-from ckptcore.errors import Damaged, DamageError, UnsupportedFormat
+from ckptcore.errors import Damaged, DamageError, Retired, UnsupportedFormat
 from ckptcore.geometry import Box
 from ckptcore.names import GenerationId
 from ckptcore.readable import StoredLeaf
@@ -39,7 +39,10 @@ class Verification:
 
 
 def verify(checkpoint: Checkpoint, *, deep: bool = False) -> Verification:
-    """Check a commit against its manifest and report every problem. Raises `StoreError` if that could not be found out."""
+    """Check a commit against its manifest and report every problem.
+
+    Raises `StoreError` if that could not be found out, and `Retired` where retention has taken what is missing.
+    """
     problems = list(_shallow_problems(checkpoint))
     read = 0
     if deep and not problems:
@@ -49,12 +52,15 @@ def verify(checkpoint: Checkpoint, *, deep: bool = False) -> Verification:
             except DamageError as error:
                 _raise_unsupported(error)
                 problems.append(str(error))
+    if problems:
+        _raise_retired(checkpoint, problems[0])
     return Verification(checkpoint.generation, "deep" if deep else "shallow", tuple(problems), read)
 
 
 def check_whole(checkpoint: Checkpoint) -> None:
-    """Raise a `DamageError` unless the shallow verification finds nothing."""
+    """Raise a `DamageError` unless the shallow verification finds nothing; `Retired` if retention was faster."""
     for problem in _shallow_problems(checkpoint):
+        _raise_retired(checkpoint, problem)
         raise Damaged(f"generation {checkpoint.generation}: {problem}")
 
 
@@ -154,6 +160,12 @@ def _raise_unsupported(error: DamageError) -> None:
     """A record of a newer format is no damage: nothing is known about it."""
     if isinstance(error, UnsupportedFormat):
         raise error
+
+
+def _raise_retired(checkpoint: Checkpoint, problem: str) -> None:
+    """What retention takes while it is looked at is not damaged (spec: O-14)."""
+    if ledger.is_retired(checkpoint.store, checkpoint.generation):
+        raise Retired(f"generation {checkpoint.generation} was retired, and that is no damage: {problem}. Take a newer one")
 
 
 def _leaves(checkpoint: Checkpoint) -> Iterator[StoredLeaf]:

@@ -6,13 +6,16 @@ under way then must go on: it may be the last one of its job.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, Self, TypeVar
+
+_GRANTED: ContextVar[int | None] = ContextVar("threads that a pool may start", default=None)
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -36,7 +39,7 @@ class _Task:
 
 
 class Workers:
-    """`count` threads, or as many as the system grants; without any, tasks run in the thread that submits them.
+    """`count` threads, or as many as the system or `at_most` grants; without any, tasks run in the thread that submits them.
 
     Close it, or use it as a context manager. The threads are daemons: who waits for them keeps the process alive.
     """
@@ -45,7 +48,8 @@ class Workers:
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
         self._threads: list[Thread] = []
         with suppress(RuntimeError):  # the system has no more threads for us
-            for number in range(count):
+            granted = _GRANTED.get()
+            for number in range(count if granted is None else min(count, granted)):
                 thread = Thread(target=_work, args=(self._tasks,), name=f"{name}-{number}", daemon=True)
                 thread.start()
                 self._threads.append(thread)
@@ -84,6 +88,16 @@ class Workers:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@contextmanager
+def at_most(threads: int) -> Iterator[None]:
+    """Inside of it no pool that this thread makes starts more threads; a simulation, which grants none, is deterministic."""
+    token = _GRANTED.set(threads)
+    try:
+        yield
+    finally:
+        _GRANTED.reset(token)
 
 
 def _work(tasks: SimpleQueue[_Task | None]) -> None:

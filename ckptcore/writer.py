@@ -6,7 +6,6 @@ only for data that is durable; a failure leaves a `failed` receipt, so that nobo
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,9 +68,7 @@ def write(store: Store, shard: Shard, *, clock: Clock, on_event: Listener | None
 
 def give_up(store: Store, identity: Identity, error: Exception) -> None:
     """Tell the coordinator at once that this rank's part will not come. `error` matters more than trouble with that."""
-    reason = records.clip(f"{type(error).__name__}: {error}")
-    key = names.receipt_key(identity.generation, identity.rank)
-    data = records.encode(Receipt(**_identity_fields(identity), status="failed", reason=reason))
+    key, data = names.receipt_key(identity.generation, identity.rank), _failed_receipt(identity, error)
     try:
         _check_own(store.put_if_absent(key, data), data, key, identity.rank)
     except CheckpointError as also:
@@ -82,7 +79,7 @@ class _Writer:
     def __init__(self, store: Store, shard: Shard, clock: Clock, on_event: Listener | None) -> None:
         self.store, self.shard, self.clock, self.on_event = store, shard, clock, on_event
         self.generation, self.rank = shard.identity.generation, shard.identity.rank
-        self.nonce = secrets.token_hex(8)
+        self.nonce = clock.nonce()
 
     def run(self) -> Receipt:
         """Arrays, values and layout first, then the receipt: it vouches for what is durable by then."""
@@ -179,11 +176,26 @@ class _Writer:
         except (StoreFull, UnsafeStore):
             raise
         except StoreError as error:
+            if self._is_known_to_have_failed(key, error):
+                raise
             raise CommitUnknown(f"rank {self.rank} does not know whether its receipt {key} is there: {error}") from error
         _check_own(found, data, key, self.rank)
 
+    def _is_known_to_have_failed(self, key: str, error: StoreError) -> bool:
+        """Whether a receipt that says so is what is stored now, so that nobody waits. The complete one may be there instead."""
+        data = _failed_receipt(self.shard.identity, error)
+        try:
+            return self.store.put_if_absent(key, data) == data
+        except CheckpointError:
+            return False
+
     def _tell(self, kind: Any, detail: dict[str, Any] | None = None) -> None:
         tell(self.on_event, Event(kind, self.rank, self.generation, detail=detail or {}))
+
+
+def _failed_receipt(identity: Identity, error: Exception) -> bytes:
+    reason = records.clip(f"{type(error).__name__}: {error}")
+    return records.encode(Receipt(**_identity_fields(identity), status="failed", reason=reason))
 
 
 def _identity_fields(identity: Identity) -> dict[str, Any]:

@@ -218,6 +218,22 @@ def test_a_base_that_is_retired_meanwhile_is_claimed_anew(store: FileStore) -> N
     assert History.load(store).bases.keys() == {1, 2, 3}
 
 
+def test_the_newest_base_that_is_retired_meanwhile_is_the_next_base_too(store: FileStore) -> None:
+    """A put of the retired record may be late: it was spoken of a commit that a rollback has made the base since (K-7)."""
+    started = job(store, 10, 20, 30)
+    chosen = ledger.read(store, started.coordinator().run_id, GenerationId(1, 20, 1))
+    assert chosen is not None
+    Job(store).open(chosen.generation)
+
+    def retire(operation: str, key: str) -> bool:
+        if operation == "put_if_absent" and key == names.base_key(3):
+            ledger.retire(store, chosen, "late", clock=Clock())
+        return False
+
+    incarnation = Job(FaultyStore(store, retire)).open()
+    assert (incarnation.number, incarnation.base.generation, incarnation.base.reason) == (3, str(chosen.generation), "newest")
+
+
 @pytest.mark.parametrize("lost", [names.base_key(2), names.claim_key(2), names.INCARNATIONS])
 def test_a_lost_base_stops_a_start_until_a_checkpoint_is_named(place: Path, lost: str) -> None:
     """Not even the claim of another job that is running is touched."""
@@ -436,3 +452,35 @@ def test_two_claims_at_a_time_cannot_both_settle(store: FileStore) -> None:
         opening(store).settle(run, first)
     (settled,) = opening(store).settle(run, second)
     assert settled.decision == "commit"
+
+
+def test_an_opener_that_another_job_has_overtaken_records_no_base(store: FileStore) -> None:
+    """R-31: what the other job saved is of a newer incarnation, and no base of this one."""
+    job(store, 10)
+    run = opening(store).identify()
+
+    def overtake(_: object) -> None:
+        job(store, 20)
+
+    with pytest.raises(Superseded, match="incarnation 3"):
+        opening(store).open(run, check=overtake, guarantee=lambda _: None)
+    assert History.load(store).bases.keys() == {1, 2, 3}
+    assert store.get(names.base_key(2)) is None
+    assert base(store).generation == "000003-000000000020-1"
+
+
+def test_a_base_counts_only_if_nobody_has_claimed_when_it_is_stored(store: FileStore) -> None:
+    """Another job may have looked for a base before this one's was there: this rollback is not told as done (spec: P-16)."""
+    job = Job(store)
+    job.open()
+    job.save(10)
+    first = GenerationId(1, 10, 1)
+    job.save(20)
+
+    def claim_meanwhile(operation: str, key: str) -> bool:
+        if operation == "put_if_absent" and key == names.base_key(2):
+            Job(store).open()
+        return False
+
+    with pytest.raises(Superseded):
+        Job(FaultyStore(store, claim_meanwhile)).open(first)

@@ -97,6 +97,16 @@ def test_a_full_store_decides_nothing(store: Store, committed: Decided) -> None:
     assert ledger.read(store, committed.record.run_id, GENERATION) is None
 
 
+def test_no_room_says_nothing_of_an_earlier_try(store: Store, committed: Decided) -> None:
+    """The first try may be applied late: whoever took the second for the outcome would call a commit a failure."""
+    data = records.encode(committed.record)
+    full = FaultyStore(store, lambda operation, _: operation == "put_if_absent", lambda: StoreFull("no room"), times=10**6)
+    silent = FaultyStore(full, lambda operation, _: operation == "put_if_absent")
+    with pytest.raises(CommitUnknown, match="it may have committed"):
+        ledger.insist(silent, KEY, data, clock=FakeClock(), timeout=60)
+    assert full.hits > 1
+
+
 def test_a_decision_of_another_run_or_generation_is_foreign(store: Store, committed: Decided) -> None:
     store.put_if_absent(KEY, records.encode(committed.record))
     with pytest.raises(ForeignRecord, match="run_id"):

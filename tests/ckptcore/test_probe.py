@@ -16,7 +16,7 @@ import pytest
 import tensorstore as ts
 
 from ckptcore.errors import StoreError, StoreUnavailable, UnsafeStore
-from ckptcore.probe import probe
+from ckptcore.probe import RACERS, probe
 from ckptcore.records import StoreFacts
 from ckptcore.store import Storage, Store, open_store
 
@@ -88,6 +88,31 @@ class TellsEverybodyInARace(Dictionary):
         return data if "race" in key else stored
 
 
+class ServesAllWritesFirst(Dictionary):
+    """Racers replace each other's values, but none of them is answered before the last one has written: all read the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turn, self.looked = threading.Lock(), threading.Event()
+        self.written = threading.Barrier(RACERS, timeout=30)
+
+    def put_if_absent(self, key: str, data: bytes) -> bytes:
+        if "race" not in key:
+            return super().put_if_absent(key, data)
+        with self.turn:
+            self.values[key] = data
+            self.looked.clear()
+            self.looked.wait(2)  # for somebody who watches
+        self.written.wait()
+        return self.values[key]
+
+    def get(self, key: str, start: int | None = None, stop: int | None = None) -> bytes | None:
+        found = super().get(key, start, stop)
+        if found is not None:
+            self.looked.set()
+        return found
+
+
 class TellsNobody(Dictionary):
     def put_if_absent(self, key: str, data: bytes) -> bytes:
         super().put_if_absent(key, data)
@@ -143,6 +168,7 @@ def test_the_fake_that_keeps_every_rule_passes() -> None:
     [
         (IgnoresPreconditions, "'put-if-absent': a second value was accepted"),
         (TellsEverybodyInARace, "'put-if-absent': of several writers"),
+        (ServesAllWritesFirst, "'put-if-absent': of several writers"),
         (TellsNobody, "'put-if-absent': a lone writer"),
         (KeepsATail, "'put-if-absent': a second value replaced"),
         (StaleRead, "'read-after-write'"),
@@ -221,7 +247,7 @@ def test_a_process_without_threads_is_told_and_does_not_hang(monkeypatch: pytest
     store = Dictionary()
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", limited)
-        with pytest.raises(StoreUnavailable, match="may not start 6 threads"):
+        with pytest.raises(StoreUnavailable, match="may not start 8 threads"):
             probe(store, single_writer=False)
     assert store.values == {}
 

@@ -9,7 +9,7 @@ import pytest
 
 from ckptcore import ledger, names, notes, records
 from ckptcore.clock import Clock
-from ckptcore.errors import Damaged
+from ckptcore.errors import Damaged, StoreUnavailable
 from ckptcore.events import Event
 from ckptcore.filestore import FileStore
 from ckptcore.history import History
@@ -294,3 +294,67 @@ def test_two_collections_at_a_time(store: FileStore) -> None:
     first.collect(Keep(last=3))
     assert collect(store, Keep(last=2), None).retired == (GenerationId(1, 30, 1),)
     assert steps(store) == [40, 50]
+
+
+def test_no_commit_is_deleted_while_a_job_opens(store: FileStore) -> None:
+    """Its base may be what is retired meanwhile: then the run goes on from there, and its data must be there."""
+    started = job(store, 10, 20, 30, 40)
+    claimed: list[Job] = []
+
+    def open_meanwhile(operation: str, key: str) -> bool:
+        if operation == "put_if_absent" and key == names.retired_key(GenerationId(1, 10, 1)) and not claimed:
+            claimed.append(Job(FaultyStore(store, base_is_late)))
+            with pytest.raises(StoreUnavailable):
+                claimed[0].open(GenerationId(1, 10, 1))
+        return False
+
+    def base_is_late(operation: str, key: str) -> bool:
+        return operation == "put_if_absent" and key == names.base_key(2)
+
+    found = collect(FaultyStore(store, open_meanwhile), Keep(last=2), 1)
+    assert [generation.step for generation in found.retired] == [10, 20]
+    assert found.deleted == ()
+    assert [generation.step for generation in stored(store)] == [10, 20, 30, 40]
+    Job(store).open()
+    assert [generation.step for generation in collect(store, Keep(last=2), 3).deleted] == [10, 20], "the next one does it"
+    assert started.number == 1
+
+
+def test_what_a_retired_base_refers_to_is_kept(store: FileStore) -> None:
+    """The collector of a superseded job retires the base of a rollback, and what holds a component of it."""
+    started = Job(store)
+    started.open()
+    started.save(10)
+    started.state_of = lambda step, rank, size: {k: v for k, v in state(step, rank, size).items() if k != "params"}
+    started.save(20, unchanged=("params",))
+    started.state_of = state
+    for step in (30, 40):
+        started.save(step)
+    run_id, base = started.coordinator().run_id, GenerationId(1, 20, 1)
+    Job(store).open(base)
+    for step in (10, 20):
+        decided = ledger.read(store, run_id, GenerationId(1, step, 1))
+        assert decided is not None
+        ledger.retire(store, decided, "by the job before", clock=Clock())
+    assert collect(store, Keep(last=2), 1).deleted == ()
+    again = Job(store)
+    assert again.open().base_generation == base
+
+
+def test_what_an_undecided_save_refers_to_is_kept(store: FileStore) -> None:
+    """Its proof may have read that there is no retired record, right before there was one (spec: K-7)."""
+    started = Job(store)
+    started.open()
+    started.save(10)
+    started.state_of = lambda step, rank, size: {k: v for k, v in state(step, rank, size).items() if k != "params"}
+    undecided = started.next_generation(20)
+    for rank in (1, 0):
+        started.write(undecided, rank, unchanged=("params",))
+    started.state_of = state
+    for step in (30, 40):
+        started.save(step)
+    found = collect(store, Keep(last=2), 1)
+    assert [generation.step for generation in found.retired] == [10]
+    assert found.deleted == ()
+    assert not started.coordinator().conclude(undecided).committed, "what it refers to is retired"
+    assert [generation.step for generation in collect(store, Keep(last=2), 1).deleted] == [10, 20]

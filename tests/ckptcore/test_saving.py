@@ -96,6 +96,15 @@ def test_a_store_that_stops_answering_while_a_rank_waits(job: Job) -> None:
         saving(job, generation, 1, silent).run()
 
 
+def test_a_store_that_stops_answering_at_the_deadline(job: Job) -> None:
+    """Whatever stops the look at what is missing, the outcome of the save is unknown."""
+    generation = job.next_generation(10)
+    silent = FaultyStore(job.store, lambda _, key: key == names.receipts_prefix(generation))
+    with pytest.raises(CommitUnknown, match="the store does not answer"):
+        saving(job, generation, 1, silent).run()
+    assert silent.hits == 1
+
+
 def test_a_short_silence_of_the_store_is_waited_out(job: Job) -> None:
     generation = job.next_generation(10)
     silent = FaultyStore(job.store, lambda _, key: key.startswith(names.LEDGER), times=3)
@@ -241,6 +250,19 @@ def test_a_receipt_that_the_store_refuses_to_confirm_may_be_there(job: Job) -> N
     refusing = silent_receipts(job, generation, 0, error=lambda: StoreError("injected: the credentials have expired"), after=True)
     assert saving(job, generation, 0, refusing).run().committed
     assert refusing.hits == 1
+
+
+def test_a_receipt_that_the_store_refuses_is_followed_by_a_failed_one(job: Job) -> None:
+    """P-32: nobody waits for the deadline when the store still takes the word that this rank failed."""
+    generation = job.next_generation(10)
+    refusing = silent_receipts(job, generation, 1, error=lambda: StoreError("injected: input/output error"), times=1)
+    with pytest.raises(SaveFailed, match="input/output error"):
+        saving(job, generation, 1, refusing).run()
+    lead = saving(job, generation, 0)
+    with pytest.raises(SaveAborted, match="rank 1: StoreError: injected: input/output error"):
+        lead.run()
+    assert lead.clock.monotonic() < 1
+    assert job.save(20).committed
 
 
 def test_a_short_silence_while_rank_0_polls_is_waited_out(job: Job) -> None:

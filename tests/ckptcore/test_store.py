@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptcore import retry
+from ckptcore.clock import Clock
 from ckptcore.errors import CallError, InvalidRecord, StoreError, StoreFull, StoreUnavailable
 from ckptcore.objectstore import ObjectStore, translate
 from ckptcore.store import Storage, Store, open_store
@@ -322,8 +323,24 @@ def test_retry_gives_up_and_names_what_failed(monkeypatch: pytest.MonkeyPatch) -
         raise StoreUnavailable("503")
 
     with pytest.raises(StoreUnavailable, match=r"put k: failed 5 time\(s\).*503"):
-        retry.retry(call, what="put k", timeout=60)
+        retry.retry(call, what="put k", timeout=60, clock=Clock())
     assert len(calls) == 5
+
+
+@pytest.mark.parametrize(("earlier", "expected"), [(0, StoreFull), (1, StoreUnavailable)])
+def test_no_room_is_the_outcome_of_the_first_try_only(
+    monkeypatch: pytest.MonkeyPatch, earlier: int, expected: type[Exception]
+) -> None:
+    """A try without an answer may be applied late: what the next one is told is not what became of it."""
+    monkeypatch.setattr(retry, "FIRST_DELAY", 0.0)
+    errors = [*[StoreUnavailable("503")] * earlier, StoreFull("507")]
+
+    def call() -> None:
+        raise errors.pop(0)
+
+    with pytest.raises(expected) as caught:
+        retry.retry(call, what="put k", timeout=60, clock=Clock())
+    assert type(caught.value) is expected
 
 
 def test_retry_does_not_outlast_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,7 +350,7 @@ def test_retry_does_not_outlast_its_time(monkeypatch: pytest.MonkeyPatch) -> Non
         raise StoreUnavailable("503")
 
     with pytest.raises(StoreUnavailable, match=r"failed 1 time\(s\)"):
-        retry.retry(call, what="put k", timeout=60)
+        retry.retry(call, what="put k", timeout=60, clock=Clock())
 
 
 @pytest.mark.parametrize("path", ["", "a\0b", b"/tmp/\xff"])

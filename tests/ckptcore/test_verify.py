@@ -13,7 +13,7 @@ import pytest
 from ckptcore import ledger, names, notes, records
 from ckptcore.clock import Clock
 from ckptcore.digests import digest
-from ckptcore.errors import Damaged, DamageError, StoreUnavailable, UnsupportedFormat
+from ckptcore.errors import Damaged, DamageError, Retired, StoreUnavailable, UnsupportedFormat
 from ckptcore.filestore import FileStore
 from ckptcore.history import read_run
 from ckptcore.ledger import Decided
@@ -207,3 +207,13 @@ def test_a_component_by_reference_is_verified_where_it_lies(store: FileStore, de
 
 def test_the_manifest_is_small(decided: Decided) -> None:
     assert len(records.encode(decided.record)) < 4096
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_what_retention_has_taken_is_not_damaged(store: FileStore, decided: Decided, *, deep: bool) -> None:
+    """O-14: the retired record is read before anything is reported. A retired one whose data is still there is whole."""
+    ledger.retire(store, decided, "policy", clock=Clock())
+    assert verify(Checkpoint(store, decided), deep=deep).ok
+    data_files(store)[-1].unlink()
+    with pytest.raises(Retired, match=f"{GENERATION} was retired"):
+        verify(reopened(store), deep=deep)
