@@ -1,0 +1,1 @@
+"""Adapters: of the two backends, and a minimal one to learn from."""

@@ -1,0 +1,73 @@
+"""Opening runs as a user does, with the store of a failpoint underneath."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from ckpt_conformance.adapters.answers import Cannot
+from ckpt_conformance.adapters.failpoints import failing
+from ckpt_conformance.adapters.framework import Framework
+from ckpt_conformance.adapters.request import Request
+from ckptcore import probe
+from ckptcore.checkpointer import Checkpointer
+from ckptcore.history import History
+from ckptcore.incarnations import Incarnation, Opening
+from ckptcore.ledger import Decided
+from ckptcore.reader import Checkpoint
+from ckptcore.run import Run
+from ckptcore.session import Session, open_session
+from ckptcore.store import Store, open_store
+from ckptcore.verify import check_whole
+
+
+def store(request: Request) -> Store:
+    """The store of the request's run."""
+    opened = open_store(request.url, request.storage)
+    return failing(opened, request.failpoint, rank=request.rank, processes=request.processes)
+
+
+def checkpointer(framework: Framework, request: Request, **options: Any) -> Checkpointer:
+    """The product's `Checkpointer`, on the store of the request."""
+    if request["run_id"] is not None:
+        raise Cannot("Checkpointer does not take the run ID that is expected")
+    made: Checkpointer = framework.library.Checkpointer(
+        request.url, storage=request.storage, coordinator_timeout=request.deadline, on_preemption="ignore", **options
+    )
+    if request.failpoint is not None and request.failpoint.rank == request.rank:
+        _put_under(made, store(request))
+    return made
+
+
+def _put_under(made: Checkpointer, other: Store) -> None:
+    """Let a new `Checkpointer` use another store. It holds its store in these two places, and hands it on from there."""
+    made._store = other  # noqa: SLF001
+    made._resumer = replace(made._resumer, store=other)  # noqa: SLF001
+
+
+def reader(framework: Framework, request: Request) -> Run:
+    """The run of a request, for reading."""
+    return framework.library.open_run(request.url, storage=request.storage)
+
+
+def recover(framework: Framework, request: Request) -> Session:
+    """Claim, settle and record the base, on rank 0, and hand it to the others: a start that restores nothing.
+
+    `Checkpointer` has no such call: it opens a run in order to restore, and refuses what the restore could not keep.
+    """
+    channel = framework.backend(request.url).channel()
+    return open_session(store(request), channel, partial(_claim, framework, request))
+
+
+def _claim(framework: Framework, request: Request) -> Incarnation:
+    run_store = store(request)
+    facts = probe.probe(run_store, single_writer=request.storage.single_writer)
+    opening = Opening(run_store, framework.backend(request.url).topology(()), facts)
+    run = opening.identify()
+    History.load(run_store).head()  # as `Checkpointer` does: a head that is not known is refused before anything is claimed
+
+    def check(decided: Decided) -> None:
+        check_whole(Checkpoint(run_store, decided))
+
+    return opening.open(run, check=check, guarantee=lambda _: None)

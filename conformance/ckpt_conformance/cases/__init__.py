@@ -1,0 +1,1 @@
+"""The cases: scenarios read from their files, checked and expanded."""

@@ -1,0 +1,56 @@
+"""Requests: what the processes of a job are told (ADAPTER.md, "The request")."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ckpt_conformance.cases.states import State
+from ckpt_conformance.cases.steps import Job
+
+CONTRACT = 1
+DESCRIBE = {"contract": CONTRACT, "verb": "describe", "rank": 0, "processes": 1}
+
+
+def requests(
+    job: Job,
+    *,
+    processes: int,
+    rendezvous: str,
+    storage: Mapping[str, str],
+    url_of: Callable[[str], str],
+    states: Mapping[str, State],
+) -> list[dict[str, Any]]:
+    """One request a rank. They differ in `rank` only; `url_of` gives the URL of a run by its name in the scenario."""
+    common = {
+        "contract": CONTRACT,
+        "verb": job.verb,
+        "store": url_of(job.run),
+        "storage": dict(storage),
+        "processes": processes,
+        "rendezvous": rendezvous,
+        "mesh": {"axes": list(job.mesh), "shape": list(job.mesh.values())},
+        "state": _state(states[job.state]) if job.state else None,
+        "deadline": job.deadline,
+        "failpoint": dict(job.failpoint) if job.failpoint else None,
+        **_fields(job, url_of, states),
+    }
+    return [{**common, "rank": rank} for rank in range(processes)]
+
+
+def _fields(job: Job, url_of: Callable[[str], str], states: Mapping[str, State]) -> dict[str, Any]:
+    """The fields of the verb itself."""
+    fields = dict(job.fields)
+    if job.verb == "fork":
+        fields["target"] = url_of(fields["target"])
+    if job.verb == "save":
+        fields["saves"] = [
+            {**save, "state": _state(states[save["state"]])} if "state" in save else dict(save) for save in fields["saves"]
+        ]
+        if fields["derived"] is None:
+            fields["derived"] = dict(states[job.state]["derived"]) if job.state else {}
+    return fields
+
+
+def _state(state: State) -> dict[str, Any]:
+    return {"components": state["components"], "leaves": state["leaves"]}

@@ -1,0 +1,1 @@
+"""The oracle: what a store holds, judged by the specification alone."""

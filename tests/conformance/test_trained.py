@@ -1,0 +1,80 @@
+"""Two trainings are compared in what both have, exactly or closely."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from ckpt_conformance.cases.steps import Like
+from ckpt_conformance.jobs.trained import compare
+
+EXACTLY = Like(name="k", exactly=True)
+CLOSELY = Like(name="k", exactly=False)
+
+
+def training(first: int, last: int, ranks: int = 2) -> list[dict[str, Any]]:
+    steps = [str(step) for step in range(first, last + 1)]
+    return [
+        {
+            "losses": {step: (1 / int(step)).hex() for step in steps},
+            "samples": {
+                step: [10 * int(step) + row for row in range(rank * 4 // ranks, (rank + 1) * 4 // ranks)] for step in steps
+            },
+            "draws": {step: [(int(step) + rank / 4).hex()] for step in steps},
+            "leaves": {"params.w1": {"dtype": "float64", "boxes": [last, rank]}},
+        }
+        for rank in range(ranks)
+    ]
+
+
+@pytest.mark.parametrize("like", [EXACTLY, CLOSELY])
+def test_a_resumed_training_is_like_the_other(like: Like) -> None:
+    assert compare(like, training(1, 8), training(5, 8)) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "problem", "closely_too"),
+    [
+        (("losses", "6"), (1 / 6 + 1e-12).hex(), "rank 1, step 6: losses are", False),
+        (("losses", "6"), (1 / 6 + 1e-6).hex(), "rank 1, step 6: losses are", True),
+        (("draws", "6"), [(0.0).hex()], "rank 1, step 6: draws are", True),
+        (("samples", "6"), [62, 64], "step 6 used other samples: [60, 61, 62, 64], expected [60, 61, 62, 63]", True),
+        (("leaves", "params.w1"), {}, "rank 1: leaf params.w1 differs", False),
+        (("losses",), None, "not of the form", True),
+    ],
+)
+def test_what_differs_is_named(path: tuple[str, ...], value: Any, problem: str, closely_too: bool) -> None:  # noqa: FBT001
+    found = training(5, 8)
+    target: Any = found[1]
+    for part in path[:-1]:
+        target = target[part]
+    target[path[-1]] = value
+    (text,) = compare(EXACTLY, training(1, 8), found)
+    assert problem in text
+    assert bool(compare(CLOSELY, training(1, 8), found)) is closely_too
+
+
+def test_leaves_are_compared_where_both_trained_as_far() -> None:
+    shorter = training(5, 7)
+    assert compare(EXACTLY, training(1, 8), shorter) == []
+    shorter[0]["losses"]["8"] = (1 / 8).hex()
+    assert compare(Like(name="k", exactly=True, of=("leaves",)), training(1, 8), shorter) != []
+
+
+def test_samples_do_not_depend_on_the_number_of_processes_and_draws_do() -> None:
+    samples = Like(name="k", exactly=True, of=("samples",))
+    assert compare(samples, training(1, 8, ranks=4), training(5, 8, ranks=2)) == []
+    (problem,) = compare(Like(name="k", exactly=True, of=("draws",)), training(1, 8, ranks=4), training(5, 8, ranks=2))
+    assert problem == "draws: 2 processes cannot be compared with 4"
+
+
+def test_nothing_in_common_is_a_problem() -> None:
+    assert compare(EXACTLY, training(1, 4), training(5, 8)) == ["the two trainings have no step in common"]
+
+
+def test_what_is_not_asked_for_is_not_compared() -> None:
+    found = copy.deepcopy(training(5, 8))
+    found[0]["draws"]["5"] = []
+    assert compare(Like(name="k", exactly=True, of=("losses", "samples", "leaves")), training(1, 8), found) == []
