@@ -4,10 +4,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
-CODE := ckptcore jaxckpt torchckpt demo examples tests benchmarks
+CODE := ckptcore jaxckpt torchckpt conformance simulation demo examples spec tests benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick check format clean
+.PHONY: help demo test test-quick conformance model simulate check format clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | expand -t 14
@@ -20,6 +20,15 @@ test: $(STAMP) ## Run all tests (ARGS="-k words" picks some)
 
 test-quick: $(STAMP) ## Run the quick ones of the tests
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+conformance: $(STAMP) ## Run the conformance suite on both backends (ARGS=--quick for a part of it, ARGS="--html report.html" for a page)
+	$(BIN)/python -m ckpt_conformance run --adapter jax --cross torch $(ARGS)
+
+model: ## Check the protocol's model, all interleavings, with spin (ARGS=--large for bigger ones)
+	@$(PYTHON) spec/v1/model/check.py $(ARGS) || { status=$$?; test $$status -eq 77; }
+
+simulate: $(STAMP) ## Simulate jobs, crashes and weak stores (ARGS="--seeds 0:1000000" for many)
+	$(BIN)/python -m simulation run $(ARGS)
 
 check: $(STAMP) ## Check format, lint and types
 	$(BIN)/ruff format --check $(CODE)
