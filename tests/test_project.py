@@ -206,6 +206,24 @@ def test_core_names_no_framework(path: Path) -> None:
     assert not frameworks or not path.is_relative_to(ROOT / "ckptcore")
 
 
+SUITE = [path for path in SOURCES if module_of(path).startswith("ckpt_conformance.")]
+OURS = {"ckptcore", "jaxckpt", "torchckpt"}
+
+
+def test_the_suite_knows_the_specification_alone() -> None:
+    """But for the adapters of the two backends, and for what runs in the processes of those."""
+    knowing = {module_of(path) for path in SUITE if {name.split(".")[0] for name in imports_of(path)} & (OURS | FRAMEWORKS)}
+    assert knowing
+    assert all(name.startswith("ckpt_conformance.adapters.") for name in knowing)
+
+
+def test_the_minimal_reader_knows_nothing_but_libraries() -> None:
+    minimal = [path for path in SUITE if path.stem.startswith("minimal")]
+    assert len(minimal) == 3
+    known = {name.split(".")[0] for path in minimal for name in imports_of(path)} - set(sys.stdlib_module_names)
+    assert known == {"blake3", "ml_dtypes", "numpy", "tensorstore", "minimal_format", "minimal_reader"}
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=module_of)
 def test_nothing_runs_code_from_data(path: Path) -> None:
     """No pickle in any disguise, and nothing that turns text into code."""
