@@ -5,7 +5,7 @@ never overwritten, one winner however many race. No lock is taken, so that a kil
 stalled writer delays nobody; all it leaves is a hidden temporary file.
 """
 # Each step of the protocol is one system call, and is written as one.
-# ruff: noqa: PTH100, PTH101, PTH102, PTH104, PTH112, PTH114, PTH116, PTH118, PTH120
+# ruff: noqa: PTH100, PTH101, PTH102, PTH104, PTH112, PTH114, PTH118, PTH120
 
 from __future__ import annotations
 
@@ -241,7 +241,9 @@ class FileStore:
         if mode is None:
             return
         try:
-            if not os.path.islink(path) and stat.S_IMODE(os.stat(path).st_mode) != mode:
+            found = os.lstat(path)
+            owned = os.geteuid() in (0, found.st_uid)  # what somebody else put is theirs to give a mode to
+            if owned and not stat.S_ISLNK(found.st_mode) and stat.S_IMODE(found.st_mode) != mode:
                 os.chmod(path, mode)
         except FileNotFoundError:
             return

@@ -51,7 +51,7 @@ class Collector:
         _check_readable(history)
         retired = list(self._retire(history, keep, dry_run=dry_run)) if keep is not None else []
         aborted = list(self._abort(history, dry_run=dry_run))
-        planned = {*retired, *aborted} if dry_run else set()
+        planned = {*aborted, *(() if _is_opening(history) else retired)} if dry_run else set()
         deleted = list(self._delete(history, planned, dry_run=dry_run))
         return Collected(tuple(retired), tuple(aborted), tuple(deleted))
 
@@ -84,10 +84,11 @@ class Collector:
         _check_readable(history)
         found = stored(self.store)
         needed = pinned(history) | referenced(history) | _promised(history, found)
-        garbage = [each for each in found if each in planned or (each not in needed and _is_garbage(history, each))]
+        garbage = [each for each in found if each not in needed and (each in planned or _is_garbage(history, each))]
         # What is kept although it is retired (a base, a pinned one) needs what it refers to.
         sources = _sources(history.decided(generation) for generation in found if generation not in garbage)
-        self.store.sync(names.LEDGER)  # another collector's word may be visible, and not durable yet
+        if garbage and not dry_run:
+            self.store.sync(names.LEDGER)  # another collector's word may be visible, and not durable yet
         for generation in garbage:
             if generation not in sources:
                 if not dry_run:

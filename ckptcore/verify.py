@@ -11,6 +11,7 @@ from ckptcore.clock import Clock
 from ckptcore.digests import check, component_digest
 from ckptcore.errors import Damaged, DamageError, Retired, UnsupportedFormat
 from ckptcore.geometry import Box
+from ckptcore.history import History
 from ckptcore.names import GenerationId
 from ckptcore.readable import StoredLeaf
 from ckptcore.reader import Checkpoint
@@ -163,9 +164,10 @@ def _raise_unsupported(error: DamageError) -> None:
 
 
 def _raise_retired(checkpoint: Checkpoint, problem: str) -> None:
-    """What retention takes while it is looked at is not damaged (spec: O-14)."""
-    if ledger.is_retired(checkpoint.store, checkpoint.generation):
-        raise Retired(f"generation {checkpoint.generation} was retired, and that is no damage: {problem}. Take a newer one")
+    """What retention takes while it is looked at is not damaged (spec: O-14). Of the newest base it takes nothing (K-7)."""
+    store, generation = checkpoint.store, checkpoint.generation
+    if ledger.is_retired(store, generation) and History.load(store).newest_base() != generation:
+        raise Retired(f"generation {generation} was retired, and that is no damage: {problem}. Take a newer one")
 
 
 def _leaves(checkpoint: Checkpoint) -> Iterator[StoredLeaf]:

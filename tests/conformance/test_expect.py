@@ -54,7 +54,7 @@ def test_does_not_match(expected: Any, found: Any, where: str) -> None:
         ("done", [0], [10, 11, 1, -9, -6, 134]),
         ("refused", [10], [0, 11, 1, -9]),
         ("killed", [-9], [0, 10, 1, -6, 137]),
-        ("gone", [0, 10, -6, -9, 134, 137], [1, 11, 2, 128]),
+        ("gone", [0, 10, -6, -9, 134, 137], [1, 11, 2, 128, 255]),
         ("any", [0, 10, 1, -9], []),
     ],
 )
@@ -113,6 +113,7 @@ def test_a_job_of_another_size_is_a_problem() -> None:
 
 
 def test_who_cannot_says_why() -> None:
-    assert cannot([ended(0), ended(11, {"message": "no int4"})]) == "no int4"
+    assert cannot([ended(11), ended(11, {"message": "no int4"})]) == "no reason is given"
+    assert cannot([ended(0), ended(11, {"message": "no int4"})]) is None, "one of several hides nothing"
     assert cannot([ended(11)]) == "no reason is given"
     assert cannot([ended(0), ended(10)]) is None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ckpt_conformance.cases.steps import Like
-from ckpt_conformance.jobs.trained import compare
+from ckpt_conformance.jobs.trained import compare, incomplete
 
 EXACTLY = Like(name="k", exactly=True)
 CLOSELY = Like(name="k", exactly=False)
@@ -78,3 +78,27 @@ def test_what_is_not_asked_for_is_not_compared() -> None:
     found = copy.deepcopy(training(5, 8))
     found[0]["draws"]["5"] = []
     assert compare(Like(name="k", exactly=True, of=("losses", "samples", "leaves")), training(1, 8), found) == []
+
+
+def told(first: int, last: int) -> list[dict[str, Any]]:
+    return [answer | {"first": first - 1} for answer in training(first, last)]
+
+
+def test_a_training_that_tells_of_every_step_is_whole() -> None:
+    assert incomplete(told(5, 8), 8, 4) == []
+
+
+@pytest.mark.parametrize("last", [4, 7])
+def test_a_training_that_ends_early_is_not(last: int) -> None:
+    """It would be like the other in the steps that both have."""
+    assert "expected those after 0 up to 8" in incomplete(told(1, last), 8, 4)[0]
+
+
+def test_every_rank_tells_and_every_batch_is_full() -> None:
+    found = told(5, 8)
+    del found[1]["draws"]["7"]
+    assert incomplete(found, 8, 4) == ["rank 1: draws are of the steps [5, 6, 8], expected those after 4 up to 8"]
+    found = told(5, 8)
+    found[1]["samples"]["7"] = []
+    assert incomplete(found, 8, 4) == ["step 7 used 2 samples, expected 4"]
+    assert "not of the form" in incomplete([{}], 8, 4)[0]

@@ -128,6 +128,7 @@ class Cell:
             problems += restored.check(job, self._bench.states[job.state], answers)
         done = [answer for answer in answers if answer is not None]
         if expect.like is not None:
+            problems += trained.incomplete(done, job.fields["steps"], job.fields["batch"])
             problems += trained.compare(expect.like, self._kept[expect.like.name], done)
         if job.keep_as is not None:
             self._kept[job.keep_as] = done

@@ -11,6 +11,7 @@ from ckpt_conformance.cases.steps import Expect
 
 DONE, REFUSED, CANNOT = 0, 10, 11
 KILLED = -signal.SIGKILL
+_ENDING = (signal.SIGABRT, signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM)
 ERRORS = {
     "not-found", "damaged", "invalid-record", "unsupported-format", "foreign-record", "retired", "structure-mismatch",
     "guarantee", "fork-required", "superseded", "unsafe-store", "store-full", "store-unavailable", "store", "save-aborted",
@@ -54,9 +55,9 @@ def judge(expect: Expect, ended: Sequence[Ended]) -> list[str]:
 
 
 def cannot(ended: Sequence[Ended]) -> str | None:
-    """What a process said that its implementation does not offer, if one did."""
+    """What the processes said that their implementation does not offer, if all of them did. One alone hides nothing."""
     texts = [str((process.answer or {}).get("message", "no reason is given")) for process in ended if process.status == CANNOT]
-    return texts[0] if texts else None
+    return texts[0] if texts and len(texts) == len(ended) else None
 
 
 def match(expected: Any, found: Any, where: str = "answer") -> list[str]:
@@ -99,7 +100,7 @@ def _judge(wanted: str, expect: Expect, rank: int, process: Ended) -> list[str]:
 def _fits(wanted: str, status: int) -> bool:
     """`gone`: by a signal too, which a runtime that ends itself by SIGABRT and a shell report as 128 + its number."""
     accepted = {"done": status == DONE, "refused": status == REFUSED, "killed": status == KILLED, "any": True}
-    return accepted.get(wanted, status in (DONE, REFUSED) or status < 0 or status > 128)
+    return accepted.get(wanted, status in (DONE, REFUSED) or status < 0 or status - 128 in _ENDING)
 
 
 def _said(process: Ended) -> str:

@@ -29,6 +29,23 @@ def compare(like: Like, kept: Answers, found: Answers) -> list[str]:
     return sorted(problems)
 
 
+def incomplete(found: Answers, last: int, batch: int) -> list[str]:
+    """What is missing of the steps after the first, up to `last`. `batch`: samples a step, of all ranks together."""
+    try:
+        first = found[0]["first"]
+        wanted = {str(step) for step in range(first + 1, last + 1)}
+        problems = [
+            f"rank {rank}: {name} are of the steps {sorted(map(int, answer[name]))}, expected those after {first} up to {last}"
+            for rank, answer in enumerate(found)
+            for name in ("losses", "samples", "draws")
+            if set(answer[name]) != wanted or answer["first"] != first
+        ]
+        short = [step for step in sorted(wanted, key=int) if not problems and len(_batch(found, step)) != batch]
+        return problems + [f"step {step} used {len(_batch(found, step))} samples, expected {batch}" for step in short]
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        return [f"the answer is not of the form that ADAPTER.md gives: {type(error).__name__} {error}"]
+
+
 def _steps(answers: Answers) -> set[str]:
     return set(answers[0]["losses"])
 
