@@ -28,6 +28,8 @@ THREADS = RACERS + WATCHERS
 ROUNDS = 3
 START_TIMEOUT = 30.0
 """Seconds by which the racers stand at the start; they are threads of this process."""
+PAUSE = 0.005
+"""Seconds between two looks of a watcher, so that the looking does not delay the race."""
 TIMEOUT = 30.0
 """Seconds in which the store has to answer a question that is put to its driver."""
 
@@ -120,7 +122,7 @@ def _one_winner(store: Store, key: str) -> bool:
     def watch() -> set[bytes | None]:
         start.wait()
         seen = set()
-        while not over.is_set():
+        while not over.wait(PAUSE):
             seen.add(store.get(key))
         return seen - {None}
 
