@@ -45,6 +45,7 @@ class Judge:
     """Generations of which a machine has lost derived data (S-9)."""
     _receipts: dict[GenerationId, dict[int, dict[str, Any]]] = field(default_factory=dict)
     _claimed: dict[int, int] = field(default_factory=dict)
+    _based: dict[int, int] = field(default_factory=dict)
     _looked: dict[tuple[str, GenerationId], int] = field(default_factory=dict)
     _failed: set[GenerationId] = field(default_factory=set)
     _in_use: dict[int, GenerationId | None] = field(default_factory=dict)
@@ -108,6 +109,8 @@ class Judge:
         self.oracle.add(key, data, heard=change.how == "heard")
         if kind == "claim.json":
             self._claimed[int(key.split("/")[1])] = self.order
+        if kind == "base.json":
+            self._based[int(key.split("/")[1])] = self.order
         if folder == "ledger":
             generation = GenerationId.parse(kind.split(".")[0])
             if kind.endswith(".retired.json"):
@@ -265,6 +268,10 @@ class Judge:
             retired = oracle.retired[base]
             if oracle.claims[number] < retired < oracle.bases[number] and oracle.base_of(before) != base:
                 raise Violation("P-16", f"incarnation {number} goes on from {base}, which was retired before it recorded that")
+        if self._claimed.get(number + 1, self.order + 1) < self._based[number]:
+            raise Violation(
+                "P-16", f"incarnation {number} goes on, although {number + 1} had been claimed before its base was there"
+            )
         self._in_use[number] = base
 
     def restored(self, who: str, base: GenerationId, components: Any) -> None:

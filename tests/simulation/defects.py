@@ -177,6 +177,13 @@ def base_not_read_again() -> Iterator[None]:
 
 
 @contextmanager
+def opens_though_superseded() -> Iterator[None]:
+    """An opener does not look whether another job has claimed since (P-16)."""
+    with patch.object(incarnations, "check_current", lambda *_: None):
+        yield
+
+
+@contextmanager
 def head_by_greatest_step() -> Iterator[None]:
     """The resume point is the commit with the greatest step (P-22)."""
 

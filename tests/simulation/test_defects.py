@@ -28,6 +28,7 @@ DEFECTS: list[tuple[Defect, int, set[str]]] = [
     (defects.receipts_before_sync, 20, {"P-32"}),
     (defects.receipt_before_values, 5, {"P-31"}),
     (defects.base_not_read_again, 400, {"P-16"}),
+    (defects.opens_though_superseded, 200, {"P-16"}),
     (defects.head_by_greatest_step, 100, {"P-20"}),
     (defects.no_second_look, 400, {"K-7", "errors"}),
     (defects.deletes_what_is_undecided, 100, {"K-10, K-11"}),
