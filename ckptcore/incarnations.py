@@ -120,7 +120,11 @@ class Opening:
             claim = self.claim(run)
             settled = self.settle(run, claim)
             history = History.load(self.store)
-            choice = self._choose(history, choose(history) if choose else None, check_spared)
+            try:
+                choice = self._choose(history, choose(history) if choose else None, check_spared)
+            except DamageError:
+                check_current(self.store, claim.incarnation)  # retention goes by the newest base, no longer by the one before
+                raise
             level = guarantee(choice.decided) if choice.decided else None
             check_current(self.store, claim.incarnation)  # whoever claimed since may have saved what was chosen
             self.store.sync(names.LEDGER)  # what was chosen is visible; whoever put it may die before it is durable

@@ -16,7 +16,7 @@ from ckptcore.errors import CallError, CheckpointError, DamageError, ForkRequire
 from ckptcore.events import Event, Listener, tell
 from ckptcore.foreign import Start
 from ckptcore.history import History
-from ckptcore.incarnations import Incarnation, Opening
+from ckptcore.incarnations import Incarnation, Opening, check_current
 from ckptcore.ledger import Decided, manifest_of
 from ckptcore.match import Elsewhere, Rules
 from ckptcore.names import GenerationId
@@ -111,7 +111,7 @@ class Resumer:
                 if left is None or request.step is not None or not is_damage(failure):
                     raise
                 tell(self.on_event, Event("fallen-back", self.channel.rank, left, f"every rank leaves it: {failure}"))
-                claim = partial(self._claim, request, target, (left, failure))
+                claim = partial(self._claim, request, target, (session.incarnation, failure))
             else:
                 return session, None if found is None else self._placed(target, found)
 
@@ -198,9 +198,12 @@ class Resumer:
             raise
 
     def _claim(
-        self, request: Request | None, target: Target | None, left: tuple[GenerationId, CheckpointError] | None = None
+        self, request: Request | None, target: Target | None, left: tuple[Incarnation, CheckpointError] | None = None
     ) -> Incarnation:
-        """Rank 0's part of opening. `left` is what the ranks could not restore, and why: it is marked as damaged."""
+        """Rank 0's part of opening. `left` is whose base the ranks could not restore, and why: it is marked as damaged.
+
+        Unless another job has claimed since: retention goes by that one's base, and this job must stop.
+        """
         step = request.step if request else None
         facts = self.probe(self.store, single_writer=self.storage.single_writer)
         opening = Opening(self.store, self.backend.topology(()), facts, self.clock, self.on_event)
@@ -209,7 +212,7 @@ class Resumer:
         if head is not None:
             self._refuse_early(head, target, request)
         if left is not None:
-            notes.write(self.store, run.run_id, left[0], "damaged", clock=self.clock, text=records.clip(str(left[1])))
+            self._mark(run, *left)
         incarnation = opening.open(
             run,
             choose=None if step is None else (lambda history: _of_step(history, step)),
@@ -219,6 +222,12 @@ class Resumer:
         message = f"incarnation {incarnation.number}, base: {incarnation.base.reason}"
         tell(self.on_event, Event("opened", 0, incarnation.base_generation, message))
         return incarnation
+
+    def _mark(self, run: records.Run, left: Incarnation, failure: CheckpointError) -> None:
+        check_current(self.store, left.number)
+        if left.base_generation is not None:
+            text = records.clip(str(failure))
+            notes.write(self.store, run.run_id, left.base_generation, "damaged", clock=self.clock, text=text)
 
 
 def _tell(request: Request, target: Target | None) -> bytes:

@@ -47,6 +47,8 @@ class Judge:
     _claimed: dict[int, int] = field(default_factory=dict)
     _based: dict[int, int] = field(default_factory=dict)
     _looked: dict[tuple[str, GenerationId], int] = field(default_factory=dict)
+    _maybe: set[GenerationId | None] = field(default_factory=set)
+    """What still counts as the head for whoever does not see a mark whose put was never answered (S-7)."""
     _failed: set[GenerationId] = field(default_factory=set)
     _in_use: dict[int, GenerationId | None] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
@@ -198,7 +200,7 @@ class Judge:
         if chosen is not None and not self.oracle.resumable(chosen):
             raise Violation("P-15", f"incarnation {number} starts from {chosen}, which is no resumable commit")
         if base["reason"] in ("new", "newest", "rolled-forward"):
-            meanwhile = self._heads_since(since)
+            meanwhile = [*self._heads_since(since), *self._maybe]
             if chosen not in meanwhile:
                 raise Violation("P-20", f"incarnation {number} starts from {chosen}, but the head was {_shown(meanwhile)}")
         self._count(f"base: {base['reason']}")
@@ -208,6 +210,8 @@ class Judge:
         if head == before:
             return
         self.heads.append((self.order, head))
+        if folder == "notes" and change.how != "heard":
+            self._maybe.add(before)
         if folder == "notes" or key.endswith("base.json"):
             return
         if head is not None and key == f"ledger/{head}.json" and (before is None or head > before):

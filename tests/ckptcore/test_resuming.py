@@ -11,13 +11,29 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from ckptcore import convert, records
+from ckptcore import convert, ledger, names, notes, records
 from ckptcore.channel import Channel, LocalChannel
 from ckptcore.checkpointer import Checkpointer, Restored
 from ckptcore.components import PerRank
-from ckptcore.errors import CallError, ForkRequired, GuaranteeError
+from ckptcore.errors import CallError, ForkRequired, GuaranteeError, Superseded
 from ckptcore.guarantees import Approximate
-from tests.ckptcore.support import DERIVED, HostBackend, checkpointer, on_ranks, run_ranks, same, state
+from ckptcore.history import History
+from ckptcore.resuming import Request, Resumer
+from ckptcore.store import Storage
+from tests.ckptcore.failing import FaultyStore
+from tests.ckptcore.support import (
+    DERIVED,
+    FACTS,
+    FakeClock,
+    HostBackend,
+    Job,
+    checkpointer,
+    file_store,
+    on_ranks,
+    run_ranks,
+    same,
+    state,
+)
 
 OWN_CURSORS = DERIVED | {"rng": "step"}
 
@@ -230,3 +246,52 @@ def test_an_altered_manifest_is_damage_and_not_a_call_to_refuse(run: Path, saved
     manifest.write_bytes(data.replace(saved, altered, 1))
     found = on_ranks(2, restore(run, 2))
     assert [(restored.step, restored.guarantee) for restored in found] == [(10, "exact")] * 2
+
+
+class Overtaken:
+    """A run with one checkpoint, and a job that is overtaken by another as soon as `key` is there: retention takes its base."""
+
+    def __init__(self, place: Path, key: str) -> None:
+        self.real, self.key, self.done = file_store(place / "run"), key, False
+        self.first, self.other = Job(self.real, 1), Job(self.real, 1)
+        self.first.open()
+        self.base = self.first.save(10)
+        self.store = FaultyStore(self.real, self._matches)
+
+    def _matches(self, operation: str, key: str) -> bool:
+        if operation == "get" and key.startswith(names.GENERATIONS) and self.real.size(self.key) and not self.done:
+            self.done = True
+            self.other.open()
+            for step in (20, 30):
+                self.other.save(step)
+            ledger.retire(self.real, self.base, "policy", clock=FakeClock())
+            self.real.delete_prefix(names.generation_prefix(self.base.generation))
+        return False
+
+
+def test_a_job_whose_base_is_gone_because_it_was_superseded_stops(place: Path) -> None:
+    """It stood still while another job went on: to claim anew would stop that one (P-9)."""
+    run = Overtaken(place, names.base_key(2))
+    resumer = Resumer(
+        store=run.store,
+        storage=Storage(),
+        backend=HostBackend(),
+        channel=LocalChannel(),
+        clock=FakeClock(),
+        start_from=None,
+        on_event=None,
+        probe=lambda *_, **__: FACTS,
+    )
+    with pytest.raises(Superseded, match=r"incarnation 3 .* has been claimed"):
+        resumer.resume(Request())
+    assert run.done
+    assert History.load(run.real).bases.keys() == {1, 2, 3}
+    assert notes.read(run.real, run.base.record.run_id, run.base.generation) == [], "it is retired, not damaged"
+
+
+def test_a_job_that_finds_nothing_whole_because_it_was_superseded_stops(place: Path) -> None:
+    """The same while it opens: that nothing can be resumed from is not what its people have to know."""
+    run = Overtaken(place, names.claim_key(2))
+    with pytest.raises(Superseded, match=r"incarnation 3 .* has been claimed"):
+        Job(run.store, 1).open()
+    assert run.done

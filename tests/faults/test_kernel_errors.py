@@ -26,12 +26,16 @@ from tests.spec.checker import check_run
 pytestmark = pytest.mark.slow
 
 SAVING = """
-import sys
+import os, sys
 from pathlib import Path
 from ckptcore import retry
 from tests.faults.walk import Job, told
 retry.FIRST_DELAY = 1e-5
-job = Job(Path(sys.argv[1]))
+run = Path(sys.argv[1])
+job = Job(run)
+for moved in map(Path, sys.argv[2:]):
+    os.rename(run.parent, moved)
+    os.symlink(moved, run.parent)
 error = job.save(2)
 print("committed" if error is None else f"{error.kind} {told(error)}")
 """
@@ -52,9 +56,12 @@ def tracer() -> str:
     return found
 
 
-def save_under(run: Path, trace: Path, *options: str, **environment: str) -> str:
-    """Save step 2 in a process that strace watches; what it says of the outcome."""
-    command = [tracer(), "-f", "-qq", "-y", "-o", str(trace), *options, sys.executable, "-c", SAVING, str(run)]
+def save_under(run: Path, trace: Path, *options: str, moved: tuple[Path, ...] = (), **environment: str) -> str:
+    """Save step 2 in a process that strace watches; what it says of the outcome.
+
+    Once the job is open, the folder of the run is moved to `moved`: so a path can be failed for the save alone.
+    """
+    command = [tracer(), "-f", "-qq", "-y", "-o", str(trace), *options, sys.executable, "-c", SAVING, str(run), *map(str, moved)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
@@ -63,10 +70,11 @@ def save_under(run: Path, trace: Path, *options: str, **environment: str) -> str
 
 def prepared(folder: Path) -> Path:
     """A run with one commit."""
-    job = Job(folder / "run")
+    run = folder / "at" / "run"
+    job = Job(run)
     assert job.save(1) is None
     job.close()
-    return folder / "run"
+    return run
 
 
 @pytest.mark.parametrize(
@@ -93,7 +101,9 @@ def test_a_ledger_directory_that_the_kernel_cannot_sync() -> None:
     """The link was made, its directory is not durable: the outcome is unknown, and the next start finds the commit (S-5)."""
     with memory_directory() as folder:
         run = prepared(folder)
-        outcome = save_under(run, folder / "trace", "-P", f"{run}/ledger", "-e", "trace=fsync", "-e", "inject=fsync:error=EIO")
+        moved = folder / "moved"
+        failing = ("-P", f"{moved}/run/ledger", "-e", "trace=fsync", "-e", "inject=fsync:error=EIO")
+        outcome = save_under(run, folder / "trace", *failing, moved=(moved,))
         assert outcome.startswith("commit-unknown")
         assert "may not survive a power cut" in outcome
         check_what_is_left(run, base=2)

@@ -30,12 +30,12 @@ DEFECTS: list[tuple[Defect, int, set[str]]] = [
     (defects.base_not_read_again, 400, {"P-16"}),
     (defects.opens_though_superseded, 200, {"P-16"}),
     (defects.head_by_greatest_step, 100, {"P-20"}),
-    (defects.no_second_look, 400, {"K-7", "errors"}),
+    (defects.no_second_look, 400, {"K-7", "O-14", "errors"}),
     (defects.deletes_what_is_undecided, 100, {"K-10, K-11"}),
     (defects.collector_aborts_the_newest, 100, {"P-38", "K-11"}),
     (defects.no_settling, 60, {"P-10", "P-20"}),
     (defects.failed_though_delivered, 20, {"P-42"}),
-    (defects.deletes_while_a_job_opens, 400, {"errors", "P-16", "P-55"}),
+    (defects.deletes_while_a_job_opens, 400, {"K-7", "O-14", "P-16", "P-55", "errors"}),
 ]
 
 
