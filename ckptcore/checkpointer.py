@@ -75,6 +75,7 @@ class Checkpointer:
     `require`: the least guarantee a save must give. `derived`: needs of the guarantee that are met inside another
     component or by the step (`{"schedule": "optimizer", "rng": "step"}`). `start_from`: the URL of a run
     whose weights a new run starts from, or a `Source` such as `Safetensors`; used only while this run has no commit of its own.
+    `run_id`: the run that has to be at `url`; another one, or none, is refused.
     `on_preemption`: `"save"` saves at the step all ranks agree on and raises `Preempted`, `"ignore"` does nothing.
     `coordinator_timeout`: seconds to wait for every rank's receipt. `max_staging_bytes`: bound of one snapshot.
     `chunk_bytes`: the most bytes of one chunk; smaller ones suit other meshes better.
@@ -93,6 +94,7 @@ class Checkpointer:
         require: Level | None = None,
         derived: Derived | None = None,
         start_from: Start | None = None,
+        run_id: str | None = None,
         on_preemption: Literal["save", "ignore"] = "save",
         coordinator_timeout: float = 600.0,
         max_staging_bytes: int | None = None,
@@ -123,6 +125,7 @@ class Checkpointer:
             clock=self._clock,
             start_from=start_from,
             on_event=on_event,
+            run_id=run_id,
         )
         self._cadence = Cadence(interval, self._channel, self._clock)
         self._watch = watch() if watch is not None and on_preemption == "save" else None
@@ -176,6 +179,7 @@ class Checkpointer:
         *,
         like: Mapping[str, Any] | None = None,
         step: int | None = None,
+        generation: Named | None = None,
         components: str | Sequence[str] | None = None,
         rename: Rename | None = None,
         cast: Any = None,
@@ -185,7 +189,7 @@ class Checkpointer:
         remap: Mapping[int, int] | None = None,
         convert: Conversion | None = None,
     ) -> Restored:
-        """Restore the head, or the newest checkpoint of `step`, to go on training from it.
+        """Restore the head, the newest checkpoint of `step`, or `generation`, to go on training from it.
 
         Without `like`, nested dicts and lists of host arrays. A new incarnation is claimed, so saves that follow
         continue from what was restored. Raises `NotFound` when there is nothing to restore. To read without
@@ -193,11 +197,13 @@ class Checkpointer:
         """
         chosen = (components,) if isinstance(components, str) else tuple(components) if components is not None else None
         rules = Rules(rename=rename, cast=cast_name(cast), missing=missing, extra=extra, convert=convert)
+        if step is not None and generation is not None:
+            raise CallError(f"step={step} and generation={generation!r}: give one of them")
         restored = self._resume(
             Request(
                 like=None if like is None else check_like(like),
                 components=chosen,
-                step=step,
+                chosen=step if generation is None else named_generation(generation),
                 rules=rules,
                 accept=accept_guarantee,
                 remap=remap,

@@ -16,6 +16,7 @@ from ckptcore.clock import Clock
 from ckptcore.coordinator import Coordinator
 from ckptcore.digests import digest
 from ckptcore.errors import (
+    CallError,
     Damaged,
     DamageError,
     InvalidRecord,
@@ -77,13 +78,18 @@ class Opening:
     clock: Clock = field(default_factory=Clock)
     on_event: Listener | None = None
 
-    def identify(self, begins: records.Parent | records.Origin | None = None) -> records.Run:
-        """Create the run's identity or read it. `begins`, where its first state comes from, is recorded in a new one."""
+    def identify(self, begins: records.Parent | records.Origin | None = None, *, expected: str | None = None) -> records.Run:
+        """Create the run's identity or read it. `begins`, where its first state comes from, is recorded in a new one.
+
+        Raises `CallError` unless the run is the `expected` one, which is none that could be created here.
+        """
         data = record_bytes(self.store, names.RUN)
         if data is None and any(self.store.children(prefix) for prefix in (names.INCARNATIONS, names.LEDGER)):
             data = record_bytes(self.store, names.RUN)  # another job may have begun the run just now: this record comes first
             if data is None:
                 raise Damaged(f"{names.RUN} of {self.store.url} is missing, though the run has other records. Put it back.")
+        if data is None and expected is not None:
+            raise NotFound(f"{self.store.url} has no run yet, and run {expected} is expected there: is it the right URL?")
         if data is None:
             run = records.Run(
                 run_id=self.clock.uuid(),
@@ -92,7 +98,12 @@ class Opening:
                 origin=begins if isinstance(begins, records.Origin) else None,
             )
             data = self.store.put_if_absent(names.RUN, records.encode(run))
-        return records.decode(data, records.Run, key=names.RUN)
+        run = records.decode(data, records.Run, key=names.RUN)
+        if expected not in (None, run.run_id):
+            raise CallError(
+                f"{self.store.url} holds run {run.run_id}, and run {expected} is expected there: is it the right URL?"
+            )
+        return run
 
     def open(
         self,

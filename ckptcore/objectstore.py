@@ -22,6 +22,9 @@ from ckptcore.storekeys import check_range, directory_key, is_key
 
 Result = TypeVar("Result")
 
+SMALL = 64 << 10
+"""Bytes that are read sooner than their number is searched for: each question costs a request."""
+
 _STATUS = re.compile(r"([A-Z_]+): ")
 _FULL = re.compile(r"StorageFull|QuotaExceeded|no space|disk full|HTTP.{0,20}507", re.IGNORECASE)
 _REFUSED = frozenset({"PERMISSION_DENIED", "UNAUTHENTICATED", "INVALID_ARGUMENT", "NOT_FOUND", "UNIMPLEMENTED"})
@@ -67,15 +70,17 @@ class ObjectStore:
         return self._retry(f"get {key}", lambda: self._range(key, first, last))
 
     def size(self, key: str) -> int | None:
-        """As `Store.size`. No driver tells a size, so that one-byte reads search for the end: about 2 log2(size) of them."""
-        if self.get(key, 0, 1) is None:
-            return None
-        beyond = next(bound for bound in (2**power for power in itertools.count()) if not self.get(key, bound - 1, bound))
-        low, high = beyond // 2, beyond - 1  # the size lies in low..high
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.get(key, middle - 1, middle) else (low, middle - 1)
-        return low
+        """As `Store.size`. No driver tells a size: a small value is read, of a large one the end is searched for, a byte a time."""
+        head = self.get(key, 0, SMALL)
+        if head is None or len(head) < SMALL:
+            return None if head is None else len(head)
+        high = next(bound for bound in (SMALL * 2**power for power in itertools.count(1)) if not self.get(key, bound - 1, bound))
+        low = high // 2  # the size lies in low..high
+        while high - low > SMALL:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.get(key, middle - 1, middle) else (low, middle)
+        tail = self.get(key, low, high)
+        return None if tail is None else low + len(tail)
 
     def list(self, prefix: str = "") -> Iterator[str]:
         """See `Store.list`."""
@@ -144,12 +149,7 @@ class ObjectStore:
         return bytes(result.value) if result.state == "value" else None
 
     def _result(self, future: ts.Future[Result]) -> Result:
-        try:
-            return future.result(timeout=self._timeout)
-        except TimeoutError as error:
-            raise StoreUnavailable(f"no answer within {self._timeout:g} s") from error
-        except (ValueError, OSError, NotImplementedError) as error:
-            raise translate(error) from error
+        return answer(future, self._timeout)
 
     def _retry(self, what: str, call: Callable[[], Result]) -> Result:
         try:
@@ -162,6 +162,16 @@ class ObjectStore:
 
 class _OutOfRange(StoreError):
     """A byte range that is not wholly inside the value."""
+
+
+def answer(future: ts.Future[Result], timeout: float) -> Result:
+    """What a driver answers within `timeout` seconds. Raises the project's errors."""
+    try:
+        return future.result(timeout=timeout)
+    except TimeoutError as error:
+        raise StoreUnavailable(f"no answer within {timeout:g} s") from error
+    except (ValueError, OSError, NotImplementedError) as error:
+        raise translate(error) from error
 
 
 def translate(error: Exception) -> StoreError:

@@ -6,6 +6,7 @@ between two. What its administrator must grant is part of the specification.
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import threading
 from collections.abc import Callable
@@ -16,7 +17,7 @@ import tensorstore as ts
 from ckptcore.clock import Clock
 from ckptcore.errors import StoreError, StoreFull, StoreUnavailable, UnsafeStore
 from ckptcore.events import log
-from ckptcore.objectstore import translate
+from ckptcore.objectstore import answer
 from ckptcore.records import StoreFacts
 from ckptcore.retry import retry
 from ckptcore.store import Store
@@ -87,20 +88,17 @@ def _precondition_holds(store: Store, prefix: str) -> bool:
     """
     if store.driver == "file":
         return True  # `link` has no condition that could be ignored
-    try:
-        return retry(lambda: _refuses_second(store, prefix), what=f"probe of {store.url}", timeout=TIMEOUT, clock=Clock())
-    except (ValueError, OSError, NotImplementedError) as error:
-        raise translate(error) from error
+    return retry(lambda: _refuses_second(store, prefix), what=f"probe of {store.url}", timeout=TIMEOUT, clock=Clock())
 
 
 def _refuses_second(store: Store, prefix: str) -> bool:
-    directory = ts.KvStore.open(store.kvstore(prefix), context=store.context).result(timeout=TIMEOUT)
+    directory = answer(ts.KvStore.open(store.kvstore(prefix), context=store.context), TIMEOUT)
     key = f"condition-{secrets.token_hex(8)}"
-    absent = directory.read(key).result(timeout=TIMEOUT).stamp.generation
+    absent = answer(directory.read(key), TIMEOUT).stamp.generation
     found = []
     for value in (b"first", b"second"):
-        directory.write(key, value, if_equal=absent).result(timeout=TIMEOUT)
-        found.append(directory.read(key).result(timeout=TIMEOUT).value)
+        answer(directory.write(key, value, if_equal=absent), TIMEOUT)
+        found.append(answer(directory.read(key), TIMEOUT).value)
     if not found[0]:
         raise StoreUnavailable(f"{prefix}{key} is not there after it was written")
     return found[0] == found[1]
@@ -121,10 +119,10 @@ def _one_winner(store: Store, key: str) -> bool:
 
     def watch() -> set[bytes | None]:
         start.wait()
-        seen = set()
+        seen = []
         while not over.wait(PAUSE):
-            seen.add(store.get(key))
-        return seen - {None}
+            seen.append(store.get(key))
+        return set(itertools.dropwhile(lambda value: value is None, seen))  # what is there once stays there
 
     with Workers(THREADS, "probe") as pool:
         if pool.size < THREADS:

@@ -39,13 +39,14 @@ _CONVERSIONS = MappingProxyType({("jax", "torch"): "flax_to_torch", ("torch", "j
 class Request:
     """One restore as the caller asked for it.
 
-    `components` limits it; `accept` is the weakest guarantee the caller puts up with; `remap` gives the old rank
-    whose rank-scoped state each new rank takes. Raises `CallError` for an `accept` that is no guarantee.
+    `components` limits it; `chosen` is a step or a generation, None for the head; `accept` is the weakest guarantee the
+    caller puts up with; `remap` gives the old rank whose rank-scoped state each new rank takes. Raises `CallError` for an
+    `accept` that is no guarantee.
     """
 
     like: Mapping[str, Any] | None = None
     components: tuple[str, ...] | None = None
-    step: int | None = None
+    chosen: int | GenerationId | None = None
     rules: Rules = field(default_factory=Rules)
     accept: Level | None = None
     remap: Mapping[int, int] | None = None
@@ -76,6 +77,7 @@ class Resumer:
     clock: Clock
     start_from: Start | None
     on_event: Listener | None
+    run_id: str | None = None
     probe: Callable[..., StoreFacts] = probe
     """How the store is probed: it takes threads, which a simulation does without."""
 
@@ -108,7 +110,7 @@ class Resumer:
                 found = together(self.channel, read, timeout=AGREEMENT_TIMEOUT, what="whether every rank has restored")
             except DamageError as failure:
                 left = session.incarnation.base_generation
-                if left is None or request.step is not None or not is_damage(failure):
+                if left is None or request.chosen is not None or not is_damage(failure):
                     raise
                 tell(self.on_event, Event("fallen-back", self.channel.rank, left, f"every rank leaves it: {failure}"))
                 claim = partial(self._claim, request, target, (session.incarnation, failure))
@@ -204,18 +206,18 @@ class Resumer:
 
         Unless another job has claimed since: retention goes by that one's base, and this job must stop.
         """
-        step = request.step if request else None
+        chosen = request.chosen if request else None
         facts = self.probe(self.store, single_writer=self.storage.single_writer)
         opening = Opening(self.store, self.backend.topology(()), facts, self.clock, self.on_event)
-        run = opening.identify(forks.source(self.start_from, self.store, self.storage, self.clock))
-        head = History.load(self.store).head() if step is None and left is None else None
+        run = opening.identify(forks.source(self.start_from, self.store, self.storage, self.clock), expected=self.run_id)
+        head = History.load(self.store).head() if chosen is None and left is None else None
         if head is not None:
             self._refuse_early(head, target, request)
         if left is not None:
             self._mark(run, *left)
         incarnation = opening.open(
             run,
-            choose=None if step is None else (lambda history: _of_step(history, step)),
+            choose=None if chosen is None else partial(_named, chosen),
             check=lambda decided: check_whole(Checkpoint(self.store, decided)),
             guarantee=lambda decided: self._keepable(decided, target, request),
         )
@@ -239,7 +241,7 @@ def _asked(request: Request) -> dict[str, Any]:
     rules, remap = request.rules, None if request.remap is None else sorted(request.remap.items(), key=repr)
     return {
         "like": None if request.like is None else "given",
-        "step": request.step,
+        "chosen": None if request.chosen is None else str(request.chosen),
         "components": request.components,
         "cast": rules.cast,
         "missing": rules.missing,
@@ -292,16 +294,31 @@ def _check_remap(remap: Mapping[int, int], before: int, now: int) -> None:
         raise CallError("remap={new rank: old rank} needs every rank of this job: " + "; ".join(found))
 
 
+def _named(chosen: int | GenerationId, history: History) -> GenerationId:
+    if isinstance(chosen, int):
+        return _of_step(history, chosen)
+    decided = history.decided(chosen)
+    if decided is None:
+        raise history.unreadable.get(chosen) or NotFound(f"run {history.store.url} has no generation {chosen}")
+    if manifest_of(decided).guarantee.level == "weights":
+        raise _weights_only(history, f"generation {chosen}", f"generation={str(chosen)!r}")
+    return chosen
+
+
 def _of_step(history: History, step: int) -> GenerationId:
     commits = [decided for decided in history.commits() if decided.generation.step == step]
     resumable = [decided.generation for decided in commits if manifest_of(decided).guarantee.level != "weights"]
     if resumable:
         return next((generation for generation in resumable if history.obstacle(generation) is None), resumable[0])
     if commits:
-        raise ForkRequired(
-            f"the checkpoint of step {step} holds weights only, and that is a new run, not a continuation:"
-            f" Checkpointer(new_url, start_from=…) or open_run({history.store.url!r}).fork(new_url, step={step})"
-        )
+        raise _weights_only(history, f"the checkpoint of step {step}", f"step={step}")
     history.raise_unreadable(step)
     steps = sorted({decided.generation.step for decided in history.commits()})
     raise NotFound(f"run {history.store.url} has no checkpoint of step {step}; it has steps {steps[-20:]}")
+
+
+def _weights_only(history: History, what: str, option: str) -> ForkRequired:
+    return ForkRequired(
+        f"{what} holds weights only, and that is a new run, not a continuation:"
+        f" Checkpointer(new_url, start_from=…) or open_run({history.store.url!r}).fork(new_url, {option})"
+    )

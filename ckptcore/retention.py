@@ -13,8 +13,8 @@ from ckptcore import keep as policies
 from ckptcore import ledger, names, notes, records
 from ckptcore.clock import Clock
 from ckptcore.coordinator import Coordinator
-from ckptcore.errors import Damaged, InvalidRecord
-from ckptcore.events import Event, Listener, tell
+from ckptcore.errors import Damaged, InvalidRecord, UnsupportedFormat
+from ckptcore.events import Event, Listener, log, tell
 from ckptcore.history import History
 from ckptcore.incarnations import stored, undecided
 from ckptcore.ledger import Decided, manifest_of
@@ -83,7 +83,17 @@ class Collector:
         history.refresh()
         _check_readable(history)
         found = stored(self.store)
-        needed = pinned(history) | referenced(history) | _promised(history, found)
+        if _is_opening(history) and any(history.generations.get(generation) for generation in found):
+            log.warning(
+                "the data of retired checkpoints is kept as long as incarnation %d, which was claimed, has recorded no base: if"
+                " its job has died, the next start makes room again",
+                max(history.bases),
+            )
+        try:
+            needed = pinned(history) | referenced(history) | _promised(history, found)
+        except UnsupportedFormat as error:
+            log.warning("nothing is deleted, since a save under way may need it: %s", error)
+            return
         garbage = [each for each in found if each not in needed and (each in planned or _is_garbage(history, each))]
         # What is kept although it is retired (a base, a pinned one) needs what it refers to.
         sources = _sources(history.decided(generation) for generation in found if generation not in garbage)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ckptcore.clock import Clock
-from ckptcore.errors import StoreFull, StoreUnavailable
+from ckptcore.errors import StoreError, StoreUnavailable
 
 ATTEMPTS = 5
 FIRST_DELAY = 0.05
@@ -19,8 +19,8 @@ def retry(call: Callable[[], Result], *, what: str, timeout: float, clock: Clock
     """Return `call()`, repeated while it raises `StoreUnavailable`.
 
     At most `ATTEMPTS` times and not beyond `timeout` seconds; the last failure is chained
-    to a `StoreUnavailable` that starts with `what`. `call` must be idempotent. `StoreFull` is passed on from
-    the first attempt only: that a later one finds no room does not tell what became of those before.
+    to a `StoreUnavailable` that starts with `what`. `call` must be idempotent. What else a store says is passed on from
+    the first attempt only: that a later one finds no room, or is refused, does not tell what became of those before.
     """
     deadline = clock.monotonic() + timeout
     for attempt in range(1, ATTEMPTS + 1):
@@ -33,7 +33,7 @@ def retry(call: Callable[[], Result], *, what: str, timeout: float, clock: Clock
                     f"{what}: failed {attempt} time(s), the last time with: {error}. "
                     "The outcome is unknown; try again when the store answers"
                 ) from error
-        except StoreFull as error:
+        except StoreError as error:
             if attempt == 1:
                 raise
             raise StoreUnavailable(f"{what}: {error}. An earlier try may have been done, or may still be") from error

@@ -360,7 +360,7 @@ class Abort(Record, frozen=True, kw_only=True):
     run_id: RunId
     generation: Generation
     decided: Time
-    decided_by: IncarnationNumber | None = None
+    decided_by: IncarnationNumber
     reason: Text
     missing: list[Rank] = []
 

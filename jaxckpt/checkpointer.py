@@ -35,6 +35,7 @@ class Checkpointer(checkpointer.Checkpointer):
         `{"schedule": "optimizer", "rng": "step"}`, `{"data": Approximate(samples)}`.
       start_from: URL of a run whose weights a new run starts from, at step 0, or a checkpoint in another format
         (`ckptcore.safetensors.Safetensors`). Used only while this run has no checkpoint of its own.
+      run_id: the ID of the run that has to be at `url`; another one, or none, is refused.
       on_preemption: `save` saves, after SIGTERM, at a step that all processes agree on, and raises `Preempted`;
         `ignore` leaves the signal alone.
       coordinator_timeout: seconds that a save waits for every process's receipt before it is aborted.
@@ -54,6 +55,7 @@ class Checkpointer(checkpointer.Checkpointer):
         require: Level | None = None,
         derived: Derived | None = None,
         start_from: Start | None = None,
+        run_id: str | None = None,
         on_preemption: Literal["save", "ignore"] = "save",
         coordinator_timeout: float = 600.0,
         max_staging_bytes: int | None = None,
@@ -70,6 +72,7 @@ class Checkpointer(checkpointer.Checkpointer):
             require=require,
             derived=derived,
             start_from=start_from,
+            run_id=run_id,
             on_preemption=on_preemption,
             coordinator_timeout=coordinator_timeout,
             max_staging_bytes=max_staging_bytes,

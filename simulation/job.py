@@ -143,7 +143,7 @@ class Rank:
             probe=lambda *_, **__: FACTS,
         )
         try:
-            self.session, resumed = resumer.resume(Request(step=self.launch.start.rollback, accept="replay"))
+            self.session, resumed = resumer.resume(Request(chosen=self.launch.start.rollback, accept="replay"))
         except CheckpointError as error:
             self.error = error
             self._check_opening(error)

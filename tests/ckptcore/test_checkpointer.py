@@ -132,6 +132,34 @@ def test_a_rollback_in_mid_run_stays_rolled_back(place: Path) -> None:
         assert ckpt.restore_or_init(must_not_init, like=state(0)).step == 11
 
 
+def test_a_rollback_to_a_generation(place: Path) -> None:
+    """Of two saves of one step each can be had."""
+    with checkpointer(place) as ckpt:
+        first = ckpt.save(10, state(10)).result()
+        ckpt.save(10, {**state(10), "loop": {"epoch": 7}}).result()
+        for named in (first, first.generation, GenerationId.parse(first.generation)):
+            restored = ckpt.restore(like=state(0), generation=named)
+            assert (str(restored.generation), restored.reason) == (first.generation, "chosen")
+        assert same(dict(restored.components), state(10))
+        weights = ckpt.save(20, {"params": state(20)["params"]}, guarantee="weights").result()
+        with pytest.raises(ForkRequired, match=f"fork\\(new_url, generation='{weights.generation}'\\)"):
+            ckpt.restore(like=state(0), generation=weights)
+        with pytest.raises(NotFound, match="no generation 000009-000000000010-1"):
+            ckpt.restore(like=state(0), generation="000009-000000000010-1")
+        with pytest.raises(CallError, match="give one of them"):
+            ckpt.restore(like=state(0), step=10, generation=first)
+
+
+def test_another_run_is_refused(place: Path) -> None:
+    with checkpointer(place) as ckpt:
+        saved = ckpt.save(10, state(10)).result()
+    with checkpointer(place, run_id=saved.run_id) as ckpt:
+        assert ckpt.restore_or_init(must_not_init, like=state(0)).step == 10
+    with checkpointer(place, run_id=saved.generation) as ckpt, pytest.raises(CallError, match="is expected there"):
+        ckpt.restore_or_init(must_not_init, like=state(0))
+    assert History.load(file_store(place)).bases.keys() == {1, 2}
+
+
 def test_there_is_nothing_to_restore(place: Path) -> None:
     with checkpointer(place) as ckpt:
         with pytest.raises(NotFound, match="no checkpoint yet"):

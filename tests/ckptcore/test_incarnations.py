@@ -12,7 +12,7 @@ import pytest
 from ckptcore import ledger, names, notes, records
 from ckptcore.clock import Clock
 from ckptcore.digests import digest
-from ckptcore.errors import CheckpointError, Damaged, InvalidRecord, NotFound, Superseded, UnsupportedFormat
+from ckptcore.errors import CallError, CheckpointError, Damaged, InvalidRecord, NotFound, Superseded, UnsupportedFormat
 from ckptcore.events import Event
 from ckptcore.filestore import FileStore
 from ckptcore.history import History
@@ -63,6 +63,16 @@ def test_a_run_gets_its_identity_once(store: FileStore) -> None:
     first = opening(store).identify()
     assert opening(store).identify() == first
     assert Job(store).open().run == first
+
+
+def test_another_run_than_the_expected_one_is_refused(store: FileStore) -> None:
+    with pytest.raises(NotFound, match=r"no run yet, and run 3f2a.* is expected there"):
+        opening(store).identify(expected="3f2a")
+    assert list(store.list()) == []
+    run = opening(store).identify()
+    assert opening(store).identify(expected=run.run_id) == run
+    with pytest.raises(CallError, match=f"holds run {run.run_id}, and run 3f2a is expected"):
+        opening(store).identify(expected="3f2a")
 
 
 def test_every_start_claims_the_next_number(store: FileStore) -> None:
@@ -415,7 +425,7 @@ def test_an_aborts_long_reason_fits_into_the_next_base(store: FileStore) -> None
     started = job(store, 10)
     generation = started.next_generation(20)
     abort = records.Abort(
-        run_id=started.coordinator().run_id, generation=str(generation), decided=Clock().utc(), reason="x" * 20_000
+        run_id=started.coordinator().run_id, generation=str(generation), decided=Clock().utc(), decided_by=1, reason="x" * 20_000
     )
     store.put_if_absent(names.ledger_key(generation), records.encode(abort))
     assert base(store).generation == "000001-000000000010-1"

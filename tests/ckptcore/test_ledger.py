@@ -38,6 +38,7 @@ def abort(committed: Decided) -> records.Abort:
         run_id=committed.record.run_id,
         generation=str(GENERATION),
         decided=FakeClock().utc(),
+        decided_by=1,
         reason="a rank is late",
         missing=[1],
     )

@@ -113,6 +113,31 @@ class ServesAllWritesFirst(Dictionary):
         return found
 
 
+class TakesBack(Dictionary):
+    """What was there when somebody looked is gone for whoever looks next, once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looked = threading.Event()
+        self.watchers: set[int] = set()
+
+    def put_if_absent(self, key: str, data: bytes) -> bytes:
+        stored = super().put_if_absent(key, data)
+        if "race" in key:
+            self.looked.wait(10)
+        return stored
+
+    def get(self, key: str, start: int | None = None, stop: int | None = None) -> bytes | None:
+        found = super().get(key, start, stop)
+        if found is None or "race" not in key or self.looked.is_set():
+            return found
+        if threading.get_ident() in self.watchers:
+            self.looked.set()
+            return None
+        self.watchers.add(threading.get_ident())
+        return found
+
+
 class TellsNobody(Dictionary):
     def put_if_absent(self, key: str, data: bytes) -> bytes:
         super().put_if_absent(key, data)
@@ -169,6 +194,7 @@ def test_the_fake_that_keeps_every_rule_passes() -> None:
         (IgnoresPreconditions, "'put-if-absent': a second value was accepted"),
         (TellsEverybodyInARace, "'put-if-absent': of several writers"),
         (ServesAllWritesFirst, "'put-if-absent': of several writers"),
+        (TakesBack, "'put-if-absent': of several writers"),
         (TellsNobody, "'put-if-absent': a lone writer"),
         (KeepsATail, "'put-if-absent': a second value replaced"),
         (StaleRead, "'read-after-write'"),

@@ -296,7 +296,7 @@ def test_two_collections_at_a_time(store: FileStore) -> None:
     assert steps(store) == [40, 50]
 
 
-def test_no_commit_is_deleted_while_a_job_opens(store: FileStore) -> None:
+def test_no_commit_is_deleted_while_a_job_opens(store: FileStore, caplog: pytest.LogCaptureFixture) -> None:
     """Its base may be what is retired meanwhile: then the run goes on from there, and its data must be there."""
     started = job(store, 10, 20, 30, 40)
     claimed: list[Job] = []
@@ -314,6 +314,7 @@ def test_no_commit_is_deleted_while_a_job_opens(store: FileStore) -> None:
     found = collect(FaultyStore(store, open_meanwhile), Keep(last=2), 1)
     assert [generation.step for generation in found.retired] == [10, 20]
     assert found.deleted == ()
+    assert "kept as long as incarnation 2, which was claimed, has recorded no base" in caplog.text
     assert [generation.step for generation in stored(store)] == [10, 20, 30, 40]
     Job(store).open()
     assert [generation.step for generation in collect(store, Keep(last=2), 3).deleted] == [10, 20], "the next one does it"
@@ -358,3 +359,18 @@ def test_what_an_undecided_save_refers_to_is_kept(store: FileStore) -> None:
     assert found.deleted == ()
     assert not started.coordinator().conclude(undecided).committed, "what it refers to is retired"
     assert [generation.step for generation in collect(store, Keep(last=2), 1).deleted] == [10, 20]
+
+
+def test_nothing_is_deleted_while_a_newer_program_saves(store: FileStore, place: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What its receipt refers to is not known to this one."""
+    started = job(store, 10, 20, 30)
+    generation = started.next_generation(40)
+    key = place / "run" / names.receipt_key(generation, 0)
+    started.write(generation, 0)
+    key.write_bytes(key.read_bytes().replace(b'"version":"1.0"', b'"version":"2.0"'))
+    found = collect(store, Keep(last=2), 1)
+    assert [generation.step for generation in found.retired] == [10]
+    assert found.deleted == ()
+    assert "a save under way may need it" in caplog.text
+    key.unlink()
+    assert [generation.step for generation in collect(store, Keep(last=2), 1).deleted] == [10]

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from ckptcore import retry
 from ckptcore.clock import Clock
-from ckptcore.errors import CallError, InvalidRecord, StoreError, StoreFull, StoreUnavailable
-from ckptcore.objectstore import ObjectStore, translate
+from ckptcore.errors import CallError, InvalidRecord, StoreError, StoreFull, StoreUnavailable, UnsafeStore
+from ckptcore.objectstore import SMALL, ObjectStore, translate
 from ckptcore.store import Storage, Store, open_store
 
 BAD_KEYS = [
@@ -68,10 +68,19 @@ def test_absent_is_no_error_and_reading_creates_nothing(store: Store, tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("size", [0, 1, 2, 3, 7, 8, 9, 1000])
+@pytest.mark.parametrize("size", [0, 1, 2, 9, 1000, *(times * SMALL + more for times in (1, 2, 3, 4) for more in (-1, 0, 1))])
 def test_size(store: Store, size: int) -> None:
     store.put_if_absent("k", b"x" * size)
     assert store.size("k") == size
+
+
+@pytest.mark.parametrize(("size", "most"), [(0, 1), (8000, 1), (SMALL, 3), (100 * SMALL + 7, 20)])
+def test_a_size_costs_few_requests_on_object_stores(size: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, asked = open_store("memory://sizes"), list[tuple[object, ...]]()
+    store.put_if_absent("k", bytes(size))
+    get = store.get
+    monkeypatch.setattr(store, "get", lambda *place: asked.append(place) or get(*place))
+    assert (store.size("k"), len(asked) <= most) == (size, True)
 
 
 @pytest.mark.parametrize(
@@ -327,13 +336,15 @@ def test_retry_gives_up_and_names_what_failed(monkeypatch: pytest.MonkeyPatch) -
     assert len(calls) == 5
 
 
-@pytest.mark.parametrize(("earlier", "expected"), [(0, StoreFull), (1, StoreUnavailable)])
-def test_no_room_is_the_outcome_of_the_first_try_only(
-    monkeypatch: pytest.MonkeyPatch, earlier: int, expected: type[Exception]
+@pytest.mark.parametrize("refusal", [StoreFull("507"), StoreError("403"), UnsafeStore("no generation")])
+@pytest.mark.parametrize("earlier", [0, 1])
+def test_a_refusal_is_the_outcome_of_the_first_try_only(
+    monkeypatch: pytest.MonkeyPatch, earlier: int, refusal: StoreError
 ) -> None:
     """A try without an answer may be applied late: what the next one is told is not what became of it."""
     monkeypatch.setattr(retry, "FIRST_DELAY", 0.0)
-    errors = [*[StoreUnavailable("503")] * earlier, StoreFull("507")]
+    errors = [*[StoreUnavailable("503")] * earlier, refusal]
+    expected = StoreUnavailable if earlier else type(refusal)
 
     def call() -> None:
         raise errors.pop(0)

@@ -235,7 +235,7 @@ def collector_aborts_the_newest() -> Iterator[None]:
                 run_id=history.run.run_id,
                 generation=str(generation),
                 decided=self.clock.utc(),
-                decided_by=None,
+                decided_by=max(history.bases, default=1),
                 reason=clip("left behind"),
                 missing=[],
             )

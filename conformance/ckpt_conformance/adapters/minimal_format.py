@@ -149,7 +149,7 @@ FIELDS: dict[str, dict[str, Json]] = {
     }
     | {"components": table(NAME, COMMITTED | {"source?": maybe(GENERATION)}), "roster": DESCRIPTOR}
     | {"captured": TIME, "versions": table(WORD, WORD)},
-    "abort": {**OF_RUN, "decided": TIME, "decided_by?": maybe(INCARNATION), "reason": TEXT, "missing?": [RANK]},
+    "abort": {**OF_RUN, "decided": TIME, "decided_by": INCARNATION, "reason": TEXT, "missing?": [RANK]},
     "note": {**OF_RUN, "kind": NOTE, "created": TIME, "text?": TEXT, "tag?": maybe(WORD), "depth?": maybe(DEPTH)}
     | {"metrics?": table(WORD, table(text(r"\$float"), WORD))},
     "roster": {"generation": GENERATION, "ranks": [ENTRY], "layouts": [DESCRIPTOR]},

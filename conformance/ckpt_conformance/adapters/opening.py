@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ckpt_conformance.adapters.answers import Cannot
 from ckpt_conformance.adapters.failpoints import failing
 from ckpt_conformance.adapters.framework import Framework
 from ckpt_conformance.adapters.request import Request
@@ -30,10 +29,13 @@ def store(request: Request) -> Store:
 
 def checkpointer(framework: Framework, request: Request, **options: Any) -> Checkpointer:
     """The product's `Checkpointer`, on the store of the request."""
-    if request["run_id"] is not None:
-        raise Cannot("Checkpointer does not take the run ID that is expected")
     made: Checkpointer = framework.library.Checkpointer(
-        request.url, storage=request.storage, coordinator_timeout=request.deadline, on_preemption="ignore", **options
+        request.url,
+        storage=request.storage,
+        run_id=request["run_id"],
+        coordinator_timeout=request.deadline,
+        on_preemption="ignore",
+        **options,
     )
     if request.failpoint is not None and request.failpoint.rank == request.rank:
         _put_under(made, store(request))

@@ -9,7 +9,7 @@ from importlib import metadata
 from typing import Any
 
 from ckpt_conformance.adapters import opening, training
-from ckpt_conformance.adapters.answers import Cannot, kind_of
+from ckpt_conformance.adapters.answers import kind_of
 from ckpt_conformance.adapters.failpoints import MOMENTS
 from ckpt_conformance.adapters.framework import Devices, Framework
 from ckpt_conformance.adapters.request import Request
@@ -80,7 +80,7 @@ def _go_on(job: Job, checkpointer: Checkpointer) -> Restored:
     options = _resume_options(job)
     if resume == "head":
         return checkpointer.restore_or_init(lambda: _filled(job, state, 0), like=_blank(job, state), **options)
-    return checkpointer.restore(like=_blank(job, state), step=_step(job, resume), **options)
+    return checkpointer.restore(like=_blank(job, state), **_named(resume), **options)
 
 
 def _resume_options(job: Job) -> dict[str, Any]:
@@ -91,15 +91,9 @@ def _resume_options(job: Job) -> dict[str, Any]:
     }
 
 
-def _step(job: Job, named: Mapping[str, Any]) -> int | None:
-    """The step to restore. `Checkpointer.restore` takes no generation: one can be had that is the newest of its step."""
-    if named.get("generation") is None:
-        return named.get("step")
-    generation = named_generation(named["generation"])
-    newest = opening.reader(job.framework, job.request).checkpoint(step=generation.step).generation
-    if newest != generation:
-        raise Cannot(f"Checkpointer.restore takes a step, and the newest of step {generation.step} is {newest}")
-    return generation.step
+def _named(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The checkpoint that was asked for, as an argument."""
+    return {name: fields[name] for name in ("step", "generation") if fields.get(name) is not None}
 
 
 def _save(job: Job, checkpointer: Checkpointer, entry: Mapping[str, Any]) -> Answer:
@@ -169,7 +163,7 @@ def _restore_to_go_on(job: Job, state: State) -> Answer:
     with opening.checkpointer(job.framework, job.request) as checkpointer:
         restored = checkpointer.restore(
             like=_blank(job, state),
-            step=_step(job, job.request.fields),
+            **_named(job.request.fields),
             components=job.request["components"],
             cast=job.request["cast"],
             **_resume_options(job),
