@@ -1,0 +1,70 @@
+"""How a command ends: its exit status, and one line for everything that is wrong."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from enum import IntEnum
+
+from ckptcore.errors import CallError, CheckpointError, DamageError, NotFound, StoreError
+
+
+class Status(IntEnum):
+    """Exit statuses (docs/command.md)."""
+
+    DONE = 0
+    NEGATIVE = 1
+    """The command did its work, and the answer is no: not whole, not equal, nothing to resume from."""
+    CALL = 2
+    """The command line cannot be served as it is."""
+    STORE = 3
+    """The store did not answer, refused, or has no room."""
+    DAMAGED = 4
+    """Stored bytes are missing or differ from what was recorded."""
+    NOT_FOUND = 5
+    """There is no such run, generation, step, component or leaf."""
+    PROTOCOL = 6
+    """Another job has the run, or a save's outcome is not known."""
+    DEFECT = 70
+    """A defect of the command itself."""
+    INTERRUPTED = 130
+
+
+def status_of(error: CheckpointError) -> Status:
+    """The exit status for an error."""
+    kinds = {
+        NotFound: Status.NOT_FOUND,
+        CallError: Status.CALL,
+        StoreError: Status.STORE,
+        DamageError: Status.DAMAGED,
+    }
+    return next((status for kind, status in kinds.items() if isinstance(error, kind)), Status.PROTOCOL)
+
+
+def guarded(work: Callable[[], object], *, debug: bool) -> int:
+    """Do `work`; return its exit status. Errors become one line on standard error, with `debug` a traceback."""
+    try:
+        result = work()
+    except KeyboardInterrupt:
+        return _say("interrupted", Status.INTERRUPTED)
+    except BrokenPipeError:
+        sys.stdout = None  # pyright: ignore[reportAttributeAccessIssue] -- whoever read it has gone: nothing is left to flush
+        return Status.DONE
+    except Exception as error:
+        if debug:
+            raise
+        if isinstance(error, CheckpointError):
+            return _say(_line(error), status_of(error))
+        return _say(
+            f"this is a defect of ckpt, please report it ({type(error).__name__}: {error}); --debug shows where", Status.DEFECT
+        )
+    return result if isinstance(result, int) else Status.DONE
+
+
+def _line(error: CheckpointError) -> str:
+    return " ".join([str(error), *getattr(error, "__notes__", ())])
+
+
+def _say(message: str, status: Status) -> Status:
+    sys.stderr.write(f"ckpt: {message}\n")
+    return status

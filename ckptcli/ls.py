@@ -1,0 +1,134 @@
+"""`ckpt ls`: the generations of a run, and the runs below a prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+
+import msgspec
+import typer
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from ckptcli import text
+from ckptcli.options import Json, Settings, Url, settings
+from ckptcli.output import STYLES, emit, table
+from ckptcore.errors import NotFound
+from ckptcore.inventory import Entry, find_runs, inventory
+from ckptcore.store import Store
+
+
+class Row(msgspec.Struct, kw_only=True):
+    """One generation. `at`: when its state was captured; `missing`: ranks that have delivered no receipt."""
+
+    generation: str
+    incarnation: int
+    step: int
+    attempt: int
+    state: str
+    head: bool
+    restorable: bool
+    guarantee: str | None
+    bytes: int | None
+    at: datetime | None
+    participants: int | None
+    missing: list[int]
+    reason: str
+    metrics: dict[str, float]
+    tags: list[str]
+    pinned: bool
+
+
+class RunRows(msgspec.Struct, kw_only=True):
+    """One run."""
+
+    url: str
+    generations: list[Row]
+
+
+class Listing(msgspec.Struct, kw_only=True, tag_field="command", tag="ls"):
+    """What `ckpt ls --json` prints."""
+
+    runs: list[RunRows]
+
+
+def ls(context: typer.Context, url: Url, *, as_json: Json = False) -> None:
+    """List the generations of a run, or of all runs below a prefix.
+
+    A star marks the resume point. States: committed, verified, stray (committed, but on no path from the resume point),
+    undecided, aborted, retired, quarantined, damaged, unreadable.
+    """
+    chosen = settings(context)
+    found = [(store, inventory(store)) for store in _runs(chosen, url)]
+    listing = Listing(runs=[RunRows(url=store.url, generations=[row(entry) for entry in entries]) for store, entries in found])
+    emit(listing, lambda: _render(found), as_json=as_json)
+
+
+def _runs(chosen: Settings, url: str) -> Iterator[Store]:
+    top = chosen.store(url)
+    prefixes = list(find_runs(top))
+    if not prefixes:
+        raise NotFound(f"there is no run at {top.url}, nor below it; check the URL")
+    for prefix in prefixes:
+        yield chosen.store(f"{top.url}/{prefix}".rstrip("/")) if prefix else top
+
+
+def row(entry: Entry) -> Row:
+    """An entry as JSON has it."""
+    return Row(
+        generation=str(entry.generation),
+        incarnation=entry.generation.incarnation,
+        step=entry.generation.step,
+        attempt=entry.generation.attempt,
+        state=entry.state,
+        head=entry.is_head,
+        restorable=entry.restorable,
+        guarantee=entry.guarantee,
+        bytes=entry.bytes,
+        at=entry.at,
+        participants=entry.participants,
+        missing=list(entry.missing),
+        reason=entry.reason,
+        metrics=dict(entry.listed.metrics),
+        tags=list(entry.listed.tags),
+        pinned=entry.listed.pinned,
+    )
+
+
+def _render(found: Sequence[tuple[Store, Sequence[Entry]]]) -> RenderableType:
+    now = datetime.now(UTC)
+    parts: list[RenderableType] = []
+    for store, entries in found:
+        if len(found) > 1:
+            parts += [Text(store.url, style="bold")]
+        parts += [_table(entries, now) if entries else Text("no generations yet"), Text("")]
+    return Group(*parts[:-1])
+
+
+def _table(entries: Sequence[Entry], now: datetime) -> RenderableType:
+    made = table("", "generation", "step", "state", "size", "age", "guarantee", "notes", right=("step", "size", "age"))
+    for entry in entries:
+        made.add_row(
+            "*" if entry.is_head else "",
+            str(entry.generation),
+            f"{entry.generation.step:,}",
+            Text(entry.state, style=STYLES[entry.state]),
+            text.size(entry.bytes),
+            text.age(entry.at, now),
+            entry.guarantee or "",
+            text.plain(_notes(entry)),
+        )
+    return made
+
+
+def _notes(entry: Entry) -> str:
+    parts = (
+        [f"no receipt from rank {text.ranks(entry.missing)} of {entry.participants}"]
+        if entry.missing and entry.participants
+        else []
+    )
+    parts += [text.first_line(entry.reason)] if entry.reason else []
+    parts += ["pinned"] if entry.listed.pinned else []
+    parts += [f"tag {tag}" for tag in entry.listed.tags]
+    parts += [f"{name}={value:.4g}" for name, value in entry.listed.metrics.items()]
+    return "; ".join(parts)

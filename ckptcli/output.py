@@ -1,0 +1,91 @@
+"""What a command prints: a record as JSON, or a rendering for people; progress bars where somebody looks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+from rich import box
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from ckptcli.text import plain
+
+Advance = Callable[[int], None]
+"""Called with the bytes that were done since the last call."""
+
+STYLES = {
+    "verified": "green",
+    "committed": "green",
+    "stray": "yellow",
+    "undecided": "yellow",
+    "quarantined": "red",
+    "damaged": "red",
+    "unreadable": "red",
+    "aborted": "dim",
+    "retired": "dim",
+}
+"""How a state is shown (`ckptcore.inventory`). Nothing is said by color alone."""
+
+
+def emit(record: msgspec.Struct, render: Callable[[], RenderableType], *, as_json: bool) -> None:
+    """Print `record` as one line of JSON, or what `render` makes of it."""
+    if as_json:
+        sys.stdout.buffer.write(msgspec.json.encode(record) + b"\n")
+        sys.stdout.flush()
+    else:
+        show(render())
+
+
+def show(rendered: RenderableType) -> None:
+    """Print for people; into a pipe or a file without the blanks that fill up a line."""
+    shown = console()
+    if shown.is_terminal:
+        shown.print(rendered)
+        return
+    with shown.capture() as captured:
+        shown.print(rendered)
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+    sys.stdout.flush()
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console that does not color what is no terminal, nor cut what is read by a program."""
+    made = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    return made if made.is_terminal else Console(stderr=stderr, highlight=False, markup=False, emoji=False, width=10_000)
+
+
+def table(*columns: str, right: Sequence[str] = ()) -> Table:
+    """An empty table. Columns named in `right` are aligned to the right."""
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for column in columns:
+        made.add_column(column, justify="right" if column in right else "left", no_wrap=column in right)
+    return made
+
+
+def facts(pairs: Sequence[tuple[str, Any]]) -> Table:
+    """Names and values, one a line; what is empty is left out."""
+    made = Table.grid(padding=(0, 2))
+    made.add_column(style="bold", no_wrap=True)
+    made.add_column()
+    for name, value in pairs:
+        if value not in (None, ""):
+            made.add_row(name, value if isinstance(value, Table) else plain(str(value)))
+    return made
+
+
+@contextmanager
+def progress(what: str, total: int) -> Iterator[Advance]:
+    """A bar on standard error over `total` bytes, if that is a terminal and there is more than an instant's work."""
+    shown = console(stderr=True)
+    if not shown.is_terminal or total < (8 << 20):
+        yield lambda _: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
+    with Progress(*columns, console=shown, transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.advance(task, done)

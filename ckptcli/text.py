@@ -1,0 +1,65 @@
+"""Numbers, times and sizes as people read them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_SPANS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+def size(count: int | None) -> str:
+    """Bytes, to three digits: `1.39 GiB`."""
+    if count is None:
+        return ""
+    value, unit = float(count), 0
+    while value >= 1000 and unit < len(_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    digits = 0 if unit == 0 or value >= 100 else 1 if value >= 10 else 2
+    return f"{value:.{digits}f} {_UNITS[unit]}"
+
+
+def span(seconds: float) -> str:
+    """A span of time, to two units: `3 h 12 min`."""
+    left = max(int(seconds), 0)
+    parts = []
+    for length, unit in _SPANS:
+        count, left = divmod(left, length)
+        if count or (unit == "s" and not parts):
+            parts.append(f"{count} {unit}")
+    return " ".join(parts[:2])
+
+
+def age(at: datetime | None, now: datetime) -> str:
+    """How long ago something was; empty if nobody knows."""
+    return "" if at is None else span((now - at) / timedelta(seconds=1))
+
+
+def ranks(numbers: Sequence[int], most: int = 6) -> str:
+    """Ranks as ranges: `0-3, 7`; after `most` of them, how many more."""
+    ranges: list[list[int]] = []
+    for number in sorted(numbers):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    shown = [f"{first}" if first == last else f"{first}-{last}" for first, last in ranges]
+    return ", ".join(shown[:most]) + (f" and {len(shown) - most} more" if len(shown) > most else "")
+
+
+def plain(stored: str) -> str:
+    """Text that somebody stored, without what would steer a terminal."""
+    return "".join(character if character.isprintable() or character == "\n" else ascii(character)[1:-1] for character in stored)
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 leaf`, `3 leaves`."""
+    irregular = {"leaf": "leaves", "component": "components"}
+    return f"{count:,} {noun if count == 1 else irregular.get(noun, noun + 's')}"
+
+
+def first_line(stored: str, most: int = 100) -> str:
+    """The first line of a stored text, cut where it is long."""
+    line = stored.split("\n", 1)[0]
+    return line if len(line) <= most else line[: most - 1] + "…"

@@ -1,0 +1,155 @@
+"""Every generation of a run with what became of it, as somebody on call wants to see it. Reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from ckptcore import names, records
+from ckptcore.errors import DamageError
+from ckptcore.history import History
+from ckptcore.incarnations import stored
+from ckptcore.listing import Generation, describe
+from ckptcore.names import GenerationId
+from ckptcore.records import Level, Manifest
+from ckptcore.store import Store
+from ckptcore.storereads import THREADS, bounded_bytes, record_bytes
+from ckptcore.workers import Workers
+
+State = Literal["committed", "verified", "stray", "quarantined", "damaged", "retired", "aborted", "undecided", "unreadable"]
+
+DEEPEST = 4
+"""How many folders below a prefix a run is looked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One generation.
+
+    `state`: the word that matters most to whoever wants to resume; `is_head`: the next start resumes from it, as far as the
+    records tell. `bytes`: logical bytes of all its components; `own_bytes`: without those that lie in other generations.
+    `at`: when its state was captured, or when it was aborted; None while nobody has said. `missing`: the ranks that have
+    delivered no receipt, of `participants`. `reason`: why it was aborted, is marked, or cannot be read.
+    """
+
+    generation: GenerationId
+    state: State
+    is_head: bool = False
+    guarantee: Level | None = None
+    bytes: int | None = None
+    own_bytes: int | None = None
+    at: datetime | None = None
+    participants: int | None = None
+    missing: tuple[int, ...] = ()
+    reason: str = ""
+    listed: Generation
+
+    @property
+    def restorable(self) -> bool:
+        """Whether a job could be started from it, by hand if it is a stray."""
+        return self.state in ("committed", "verified", "stray") and self.guarantee != "weights"
+
+
+def inventory(store: Store) -> list[Entry]:
+    """All generations, oldest first, also those that have files but no decision yet. Raises `NotFound` where there is no run."""
+    history = History.load(store)
+    undecided = [generation for generation in stored(store) if generation not in history.generations]
+    with Workers(THREADS, "inventory") as pool:
+        list(pool.map(history.decided, history.generations))  # at a time: an object store takes its time for each
+    found = [describe(history, generation) for generation in (*history.generations, *undecided)]
+    path, head = _path(history)
+    entries = [_undecided(store, each) if each.state == "undecided" else _decided(history, each, path, head) for each in found]
+    return sorted(entries, key=lambda entry: entry.generation)
+
+
+def find_runs(store: Store) -> Iterator[str]:
+    """The prefixes below which a run lies: empty for one at the root of the store itself, else with a slash at the end."""
+    yield from _below(store, "", 0)
+
+
+def _below(store: Store, prefix: str, depth: int) -> Iterator[str]:
+    inside = store.children(prefix)
+    if names.RUN in inside:
+        yield prefix
+    elif depth < DEEPEST:
+        for name in inside:
+            yield from _below(store, f"{prefix}{name}/", depth + 1)
+
+
+def _path(history: History) -> tuple[set[GenerationId], GenerationId | None]:
+    """What lies on the path from the head, and the head. Both are empty where a lost record leaves the head unknown."""
+    try:
+        head = history.head()
+        return set(history.lineage()), head.generation if head else None
+    except DamageError:
+        return set(history.generations), None
+
+
+def _decided(history: History, listed: Generation, path: set[GenerationId], head: GenerationId | None) -> Entry:
+    generation, decided = listed.id, history.decided(listed.id)
+    if decided is None:
+        return Entry(generation=generation, state="unreadable", reason=listed.obstacle or "", listed=listed)
+    if isinstance(decided.record, records.Abort):
+        abort = decided.record
+        state = {"at": _time(abort.decided), "missing": tuple(abort.missing), "reason": abort.reason}
+        return Entry(generation=generation, state="aborted", listed=listed, **state)
+    manifest = decided.record
+    state, reason = _committed(history, listed, manifest, path)
+    return Entry(
+        generation=generation,
+        state=state,
+        is_head=generation == head,
+        guarantee=manifest.guarantee.level,
+        bytes=sum(entry.bytes for entry in manifest.components.values()),
+        own_bytes=sum(entry.bytes for entry in manifest.components.values() if entry.source is None),
+        at=_time(manifest.captured),
+        participants=manifest.topology.participants,
+        reason=reason,
+        listed=listed,
+    )
+
+
+def _committed(history: History, listed: Generation, manifest: Manifest, path: set[GenerationId]) -> tuple[State, str]:
+    if listed.state == "retired" and listed.obstacle is not None:
+        return "retired", ""
+    mark = next((note for note in history.notes.get(listed.id, []) if note.kind in ("quarantine", "damaged")), None)
+    if mark is not None:
+        return ("quarantined" if mark.kind == "quarantine" else "damaged"), mark.text
+    if listed.id not in path and manifest.guarantee.level != "weights":
+        return "stray", "it lies on no path from the head: a newer start went on from elsewhere"
+    return ("verified" if listed.verified else "committed"), ""
+
+
+def _undecided(store: Store, listed: Generation) -> Entry:
+    """Who has delivered: the ranks of the claim, or of a receipt, that have no receipt are missing."""
+    generation = listed.id
+    named = (
+        names.parse_receipt_key(names.receipts_prefix(generation) + name)
+        for name in store.children(names.receipts_prefix(generation))
+    )
+    delivered = sorted(rank for rank in named if rank is not None)
+    participants = _participants(store, generation, delivered)
+    missing = tuple(rank for rank in range(participants or 0) if rank not in set(delivered))
+    return Entry(generation=generation, state="undecided", participants=participants, missing=missing, listed=listed)
+
+
+def _participants(store: Store, generation: GenerationId, delivered: list[int]) -> int | None:
+    try:
+        if delivered:
+            key = names.receipt_key(generation, delivered[0])
+            return records.decode(bounded_bytes(store, key) or b"", records.Receipt, key=key).participants
+        key = names.claim_key(generation.incarnation)
+        data = record_bytes(store, key)
+        return None if data is None else records.decode(data, records.Claim, key=key).topology.participants
+    except DamageError:
+        return None
+
+
+def _time(text: str) -> datetime | None:
+    """When a record says that something happened; None for a date that no calendar has, which no reader refuses."""
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return None

@@ -1,0 +1,41 @@
+"""The documented JSON: one schema a command, checked in, and every document that a command prints satisfies its own."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from ckptcli import schemas
+from tests.ckptcli.support import Ckpt
+from tests.processes import ROOT
+
+FOLDER = ROOT / "docs" / "schema"
+RUN = ROOT / "conformance" / "golden" / "1.0-by-jax-0.1.0"
+EXAMPLES: dict[str, list[object]] = {
+    "ls": ["ls", RUN, "--json"],
+}
+"""A call of each command that prints JSON, on a golden run."""
+
+
+def test_every_document_has_an_example() -> None:
+    assert EXAMPLES.keys() == schemas.DOCUMENTS.keys()
+
+
+def test_what_is_checked_in_is_what_is_made() -> None:
+    """`python -m ckptcli.schemas docs/schema` writes them again."""
+    assert {path.stem for path in FOLDER.glob("*.json")} == set(schemas.DOCUMENTS)
+    assert all((FOLDER / f"{name}.json").read_text() == schemas.text(name) for name in schemas.DOCUMENTS)
+
+
+@pytest.mark.parametrize("command", EXAMPLES)
+def test_a_document_satisfies_its_schema(ckpt: Ckpt, command: str) -> None:
+    schema = json.loads(ckpt("schema", command).out)
+    Draft202012Validator.check_schema(schema)
+    # Reading commands may say no with their status; the document is the same.
+    Draft202012Validator(schema).validate(ckpt(*EXAMPLES[command]).json)
+
+
+def test_an_unknown_command(ckpt: Ckpt) -> None:
+    assert "prints no JSON" in ckpt.refused("schema", "nope", status=2)
