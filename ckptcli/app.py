@@ -60,5 +60,5 @@ def _run(arguments: list[str]) -> int:
     except typer.Abort as error:
         raise KeyboardInterrupt from error
     except typer.TyperException as error:
-        error.show()
+        sys.stderr.write(f"ckpt: {error.format_message()}. `ckpt {' '.join(arguments[:1])} -h` shows what there is\n")
         return Status.CALL

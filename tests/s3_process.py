@@ -1,6 +1,7 @@
 """The process of an S3 server for tests: moto's, on a free port of the loopback interface, with everything in memory.
 
-Prints `port N` when it listens. Run as `python -m tests.s3_process`; `tests/servers.py` does.
+Prints `port N` when it listens. Run as `python -m tests.s3_process`; `tests/servers.py` does. Only the HTTP is our own: werkzeug's
+server closes each connection after one request, and most of the requests are for what was just asked.
 """
 
 from __future__ import annotations
@@ -8,39 +9,115 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from socketserver import StreamRequestHandler, ThreadingTCPServer
+from urllib.parse import unquote
 
 from moto.moto_server.werkzeug_app import create_backend_app
-from werkzeug.serving import WSGIRequestHandler, make_server
+from werkzeug.test import Client
 
-Answer = Iterable[bytes]
-
-
-class Handler(WSGIRequestHandler):
-    """Keeps connections open, as S3 does, and writes no log line for what went well."""
-
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-
-    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-        """Say only what went wrong with the server itself."""
-        if str(code).startswith("5"):
-            super().log_request(code, size)
+CONDITIONS = ("range", "if-match", "if-none-match", "if-modified-since", "if-unmodified-since")
+"""The headers on which the answer to a GET depends. Signatures are not checked."""
 
 
-class OneAtATime:
-    """Serves one request after the other.
+@dataclass(frozen=True)
+class Request:
+    """A request. The names of headers are in lower case; `target` is the path and the query as they were sent."""
 
-    moto looks whether a key exists and stores the object in two steps: of two threads both could win a conditional put.
+    method: str
+    target: str
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def path(self) -> str:
+        """The bucket, or bucket and key, however they were written."""
+        return unquote(self.target.partition("?")[0]).strip("/")
+
+
+class Moto:
+    """moto, asked one thing after the other, and nothing again whose answer is known.
+
+    One after the other, since moto looks whether a key exists and stores the object in two steps: of two threads both could win a
+    conditional put. What a GET of an object is answered changes only with another request for its path, a listing with any.
     """
 
-    def __init__(self, app: Callable[..., Answer]) -> None:
-        self._app, self._lock = app, threading.Lock()
+    def __init__(self) -> None:
+        self._client, self._lock = Client(create_backend_app("s3"), use_cookies=False), threading.Lock()
+        self._known: dict[str, dict[tuple[str | None, ...], bytes]] = {}
 
-    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Answer:
+    def answer(self, request: Request) -> bytes:
+        """Status, headers and body, as they are sent."""
         with self._lock:
-            return self._app(environ, start_response)
+            if request.method != "GET":
+                self._forget(request.path)
+                return self._ask(request)
+            asked = (request.target, *map(request.headers.get, CONDITIONS))
+            known = self._known.setdefault(request.path, {})
+            if asked not in known:
+                known[asked] = self._ask(request)
+            return known[asked]
+
+    def _forget(self, path: str) -> None:
+        """What a request may change: the object and all listings, or with one that names a bucket alone everything."""
+        bucket, _, key = path.partition("/")
+        if not key:
+            self._known.clear()
+        for changed in (path, bucket, ""):
+            self._known.pop(changed, None)
+
+    def _ask(self, request: Request) -> bytes:
+        said = self._client.open(request.target, method=request.method, headers=dict(request.headers), data=request.body)
+        if said.status_code >= 500:
+            print(request.method, request.target, said.status, said.text, file=sys.stderr, flush=True)  # noqa: T201 -- a log
+        given = [(name, value) for name, value in said.headers if name.lower() != "content-length"]
+        lines = [f"HTTP/1.1 {said.status}", *(f"{name}: {value}" for name, value in given)]
+        length = said.headers.get("Content-Length", "0") if request.method == "HEAD" else str(len(said.data))
+        return "\r\n".join([*lines, f"Content-Length: {length}", "", ""]).encode("latin-1") + said.data
+
+
+class Connection(StreamRequestHandler):
+    """A connection, which stays open until the client closes it, as S3's do."""
+
+    server: Server
+    disable_nagle_algorithm = True
+
+    def handle(self) -> None:
+        """Answer one request after the other. Nothing comes of one that did not arrive as a whole: its sender was killed."""
+        with suppress(ConnectionError):
+            while line := self.rfile.readline():
+                self.wfile.write(self.server.moto.answer(self._request(line)))
+
+    def _request(self, line: bytes) -> Request:
+        method, target, _ = line.decode("latin-1").split()
+        headers = dict(self._headers())
+        if headers.pop("expect", None):
+            self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        length = int(headers.get("content-length", 0))
+        body = self.rfile.read(length)
+        if len(body) < length:
+            raise ConnectionAbortedError
+        return Request(method, target, headers, body)
+
+    def _headers(self) -> Iterator[tuple[str, str]]:
+        while (line := self.rfile.readline()) != b"\r\n":
+            if not line.endswith(b"\r\n"):
+                raise ConnectionAbortedError
+            name, _, value = line.decode("latin-1").partition(":")
+            yield name.lower(), value.strip()
+
+
+class Server(ThreadingTCPServer):
+    """A thread for each connection."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, moto: Moto) -> None:
+        super().__init__(("127.0.0.1", 0), Connection)
+        self.moto = moto
 
 
 def end_with_parent() -> None:
@@ -52,8 +129,8 @@ def end_with_parent() -> None:
 def main() -> None:
     """Serve until the process is killed, or its parent is."""
     threading.Thread(target=end_with_parent, daemon=True).start()
-    server = make_server("127.0.0.1", 0, OneAtATime(create_backend_app("s3")), threaded=True, request_handler=Handler)
-    print(f"port {server.server_port}", flush=True)  # noqa: T201 -- this is how the port is told
+    server = Server(Moto())
+    print(f"port {server.server_address[1]}", flush=True)  # noqa: T201 -- this is how the port is told
     server.serve_forever()
 
 

@@ -9,21 +9,25 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ckpt_conformance import data
+from ckpt_conformance.asked import Asked, CallError
 from ckpt_conformance.cases.corpus import load_corpus
 from ckpt_conformance.cases.scenario import select
 from ckpt_conformance.cases.texts import ScenarioError
 from ckpt_conformance.jobs.adapter import SHORT_NAMES, AdapterError
-from ckpt_conformance.running import Asked, CallError, run
+from ckpt_conformance.running import INTERRUPTED, run
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status: 0 if all is as expected, 1 if not, 2 for a call that makes no sense."""
+    """The exit status: 0 if all is as expected, 1 if not, 2 for a call that makes no sense, 130 for an interrupted run."""
     chosen = _parser().parse_args(arguments)
     try:
         return _list(chosen) if chosen.command == "list" else run(_asked(chosen))
     except (ScenarioError, AdapterError, CallError, FileNotFoundError) as error:
         print(f"ckpt_conformance: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # before the first cell, or after the last
+        print("ckpt_conformance: interrupted", file=sys.stderr)
+        return INTERRUPTED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -56,7 +60,8 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add("--store", default="file", metavar="URL", help="where runs lie: file (default), or s3://bucket/prefix")
     add("--endpoint", metavar="URL", help="address of the S3 server, where it is not Amazon's")
     add("--region", help="region of the bucket")
-    add("--dir", type=Path, help="keep what the store held and the logs of failed cells here")
+    add("--expected", type=Path, metavar="DIR", help="known failures: <column>.toml in this folder, a line a case")
+    add("--dir", type=Path, help="keep what the store held and the logs of failed cells in this new or empty folder")
     add("--keep", action="store_true", help="with --dir: keep those of all cells")
     add("--json", type=Path, metavar="FILE", help="write the results as JSON")
     add("--junit", type=Path, metavar="FILE", help="write the results as JUnit XML")
@@ -72,7 +77,8 @@ def _list(chosen: argparse.Namespace) -> int:
     only = [f"{chosen.family}/"] if chosen.family else []
     found = select(corpus.cases.values(), only, quick=chosen.quick)
     if not found:
-        raise CallError("there is no such case")
+        families = sorted({case.family for case in corpus.cases.values()})
+        raise CallError(f"--family {chosen.family}: no such case; the families are {', '.join(families)}")
     _print(f"{case.id}  {','.join(case.clauses)}  {case.title}" for case in found)
     return 0
 

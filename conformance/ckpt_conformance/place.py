@@ -58,8 +58,13 @@ def open_place(url: str, storage: Mapping[str, str] | None = None) -> Place:
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return FilePlace(Path(unquote(parts.path)))
     if parts.scheme == "s3" and parts.netloc:
-        return S3Place(parts.netloc, parts.path.strip("/"), storage or {})
+        return S3Place(*_bucket(url), storage or {})
     raise ValueError(f"{url!r} is neither file:///… nor s3://bucket/prefix")
+
+
+def clear(url: str, storage: Mapping[str, str]) -> None:
+    """Remove every object below a URL `s3://bucket/prefix`, whatever its name."""
+    S3Place(*_bucket(url), storage).clear()
 
 
 def copy_all(source: Place, target: Place) -> None:
@@ -145,9 +150,18 @@ class S3Place:
         """See `Place.delete`."""
         self._kvstore.write(key, None).result(timeout=_TIMEOUT)
 
+    def clear(self) -> None:
+        """Remove every object, those too that are no keys."""
+        self._kvstore.delete_range(ts.KvStore.KeyRange()).result(timeout=_TIMEOUT)
+
     def kvstore(self, prefix: str) -> dict[str, Any]:
         """See `Place.kvstore`."""
         return {**self._spec, "path": self._spec["path"] + prefix}
+
+
+def _bucket(url: str) -> tuple[str, str]:
+    parts = urlsplit(url)
+    return parts.netloc, parts.path.strip("/")
 
 
 def _s3_spec(bucket: str, prefix: str, storage: Mapping[str, str]) -> dict[str, Any]:

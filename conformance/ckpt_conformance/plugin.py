@@ -19,6 +19,7 @@ from ckpt_conformance.cases.scenario import Case, load_file, select
 from ckpt_conformance.jobs.bench import Bench, Column, Options, columns
 from ckpt_conformance.jobs.execute import run_case
 from ckpt_conformance.results import Result, result_from
+from ckpt_conformance.signals import end_as_ctrl_c
 
 OPTION = "--ckpt-options"
 _PROPERTY = "ckpt-result"
@@ -33,6 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Without options the plug-in does nothing."""
     text = config.getoption(OPTION)
     if text is not None:
+        end_as_ctrl_c()
         config.pluginmanager.register(Suite(Options.from_json(text)), "ckpt-suite")
 
 
@@ -103,6 +105,12 @@ class Results:
     def __init__(self, told: Callable[[Result], None]) -> None:
         self.found: list[Result] = []
         self._told = told
+        self._is_interrupted = False
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, error: object) -> None:
+        """A process of pytest-xdist has ended. If Ctrl-C has ended it, what it was at is not lost but interrupted."""
+        self._is_interrupted |= error == "keyboard-interrupt"
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -110,7 +118,7 @@ class Results:
         text = dict(report.user_properties).get(_PROPERTY)
         if report.when == "call" and isinstance(text, str):
             result = result_from(json.loads(text))
-        elif report.failed:
+        elif report.failed and not self._is_interrupted:
             result = _lost(report)
         else:
             return

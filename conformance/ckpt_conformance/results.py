@@ -64,13 +64,24 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run of the suite. `started` is a UTC time as text, `seconds` the time it took, `options` what was asked for."""
+    """A run of the suite.
+
+    Attributes:
+      started: a UTC time as text.
+      seconds: the time it took.
+      cells: how many cells were asked for; where the run was ended early there are fewer results.
+      interrupted: whether it was ended by Ctrl-C or a signal.
+      options: what was asked for.
+
+    """
 
     started: str
     seconds: float
     suite: str
     columns: list[Column]
     results: list[Result]
+    cells: int = 0
+    interrupted: bool = False
     options: dict[str, Any] = field(default_factory=dict)
 
     @property

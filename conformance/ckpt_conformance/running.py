@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
-import signal
 import sys
-import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,97 +14,88 @@ from pathlib import Path
 import pytest
 
 from ckpt_conformance import data, plugin, results
+from ckpt_conformance.asked import Asked, CallError, check, check_only
 from ckpt_conformance.cases.corpus import Corpus, load_corpus
 from ckpt_conformance.cases.expected import load_expected
 from ckpt_conformance.jobs.adapter import Adapter, described
 from ckpt_conformance.jobs.bench import FILE, Column, Options, columns
+from ckpt_conformance.jobs.execute import slug
+from ckpt_conformance.place import clear
 from ckpt_conformance.report import junit, page, summary, terminal
+from ckpt_conformance.report.text import cut
 from ckpt_conformance.results import Result, Run
+from ckpt_conformance.signals import end_as_ctrl_c
+from ckpt_conformance.work import work_folder
 
 PROJECT = "jaxckpt"
-ROOM = 2**30
-"""Bytes that a file system in memory must have free to be worked in."""
-_SHM = Path("/dev/shm")  # noqa: S108 - a folder of a random name is made in it
 INTERRUPTED = 130
-
-
-class CallError(Exception):
-    """The command line makes no sense. The message says why."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What the command line said; see `python -m ckpt_conformance run --help`."""
-
-    adapter: str
-    cross: str | None = None
-    quick: bool = False
-    only: list[str] = field(default_factory=list)
-    jobs: int = 1
-    store: str = FILE
-    endpoint: str | None = None
-    region: str | None = None
-    dir: Path | None = None
-    keep: bool = False
-    json: Path | None = None
-    junit: Path | None = None
-    html: Path | None = None
+LINE = 300
+"""Characters of a message that is shown as a cell ends."""
 
 
 def run(asked: Asked) -> int:
     """Run what was asked for, and report. The exit status. Raises `CallError`, `AdapterError`, `ScenarioError`."""
-    _check(asked)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # processes are ended and files removed, as after Ctrl-C
-    with tempfile.TemporaryDirectory(prefix="ckpt-conformance-", dir=_roomy(), ignore_cleanup_errors=True) as work:
-        return _run(asked, data.folder("scenarios"), work)
-
-
-def _run(asked: Asked, scenarios: Path, work: str) -> int:
+    end_as_ctrl_c()
+    check(asked)
+    scenarios = data.folder("scenarios")
     corpus = load_corpus(scenarios)
-    options = _options(asked, corpus, scenarios, work)
-    if not any(plugin.cells(corpus.cases.values(), options)):
+    check_only(asked, corpus.cases.values())
+    with work_folder() as work:
+        return _run(asked, _options(asked, corpus, scenarios, work), corpus)
+
+
+def _run(asked: Asked, options: Options, corpus: Corpus) -> int:
+    cells = len(list(plugin.cells(corpus.cases.values(), options)))
+    if not cells:
         raise CallError("no case was chosen: `python -m ckpt_conformance list` shows all of them")
     begun, started = time.monotonic(), datetime.now(UTC)
     taken = plugin.Results(_tell)
-    status = pytest.main(_arguments(options, asked.jobs), plugins=[taken])
+    status = _pytest(options, asked.jobs, taken)
     used = {result.column for result in taken.found}
     found = Run(
         started=started.strftime("%Y-%m-%dT%H:%M:%SZ"),
         seconds=round(time.monotonic() - begun, 3),
         suite=_version(),
+        cells=cells,
+        interrupted=status == pytest.ExitCode.INTERRUPTED,
         columns=[_column(column) for column in _columns(options.adapters) if column.a is column.b or column.name in used],
         results=sorted(taken.found, key=lambda result: (result.case, result.column)),
         options=_shown(asked),
     )
-    _report(asked, found)
-    if status == pytest.ExitCode.INTERRUPTED:
+    is_written = _report(asked, found)
+    if found.interrupted:
         return INTERRUPTED
-    return 1 if found.bad or status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) else 0
+    if not is_written:
+        return 2
+    is_good = status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not found.bad and not summary.remarks(found)
+    return 0 if is_good else 1
 
 
-def _check(asked: Asked) -> None:
-    if asked.jobs < 1:
-        raise CallError(f"-j {asked.jobs}: expected a positive number")
-    if asked.store != FILE and not asked.store.startswith("s3://"):
-        raise CallError(f"--store {asked.store}: expected file, or s3://bucket/prefix")
-    if asked.store == FILE and (asked.endpoint or asked.region):
-        raise CallError("--endpoint and --region are for --store s3://…")
-    if asked.keep and asked.dir is None:
-        raise CallError("--keep: say where with --dir")
-    if asked.cross == asked.adapter:
-        raise CallError("--cross is the same adapter as --adapter: without --cross it is crossed with itself")
-    for path in (asked.json, asked.junit, asked.html):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise CallError(f"{path}: there is no folder {path.absolute().parent}")
+def _pytest(options: Options, jobs: int, taken: plugin.Results) -> int:
+    """Run the cells. The exit status of pytest. What they have left in a bucket is removed, however it ends."""
+    os.environ.pop("PYTEST_ADDOPTS", None)
+    os.environ.update(options.environment)  # the checker reads the store too
+    try:
+        return pytest.main(_arguments(options, jobs), plugins=[taken])
+    finally:
+        if options.kind != FILE:
+            _clear(options)
 
 
-def _options(asked: Asked, corpus: Corpus, scenarios: Path, work: str) -> Options:
+def _clear(options: Options) -> None:
+    """A bucket that does not answer any more must not cost the reports."""
+    try:
+        clear(options.place, options.storage)
+    except (OSError, ValueError, RuntimeError) as error:  # those of TensorStore
+        print(f"ckpt_conformance: {options.place} could not be removed: {error}", file=sys.stderr)
+
+
+def _options(asked: Asked, corpus: Corpus, scenarios: Path, work: Path) -> Options:
     adapters = _adapters([asked.adapter, *([asked.cross] if asked.cross else [])])
-    folder = data.folder("expected")
     return Options(
         adapters=adapters,
         scenarios=str(scenarios),
-        work=work,
+        work=str(work),
         store=asked.store,
         endpoint=asked.endpoint,
         region=asked.region,
@@ -115,8 +103,14 @@ def _options(asked: Asked, corpus: Corpus, scenarios: Path, work: str) -> Option
         quick=asked.quick,
         dir=str(asked.dir.absolute()) if asked.dir else None,
         keep=asked.keep,
-        expected={column.name: load_expected(folder, column.name, corpus.cases) for column in _columns(adapters)},
+        expected={column.name: _expected(asked, column.name, corpus) for column in _columns(adapters)},
     )
+
+
+def _expected(asked: Asked, column: str, corpus: Corpus) -> Mapping[str, str]:
+    """The known failures of a column: those that come with the suite, and those of `--expected`."""
+    folders = [data.folder("expected"), *([asked.expected] if asked.expected else [])]
+    return {case: why for folder in folders for case, why in load_expected(folder, column, corpus.cases).items()}
 
 
 def _adapters(given: Sequence[str]) -> tuple[Adapter, ...]:
@@ -135,8 +129,6 @@ def _columns(adapters: Sequence[Adapter]) -> list[Column]:
 
 def _arguments(options: Options, jobs: int) -> list[str]:
     """Arguments of pytest, such that nothing that lies around (an ini file, a conftest, other plug-ins) has a say."""
-    os.environ.pop("PYTEST_ADDOPTS", None)
-    os.environ.update(options.environment)  # the checker reads the store too
     parallel = ["-p", "xdist", "-n", str(jobs), "--dist=worksteal"] if jobs > 1 else []
     quiet = [part for name in ("cacheprovider", "terminal") for part in ("-p", f"no:{name}")]
     alone = [
@@ -153,8 +145,8 @@ def _arguments(options: Options, jobs: int) -> list[str]:
 
 def _tell(result: Result) -> None:
     """A line as a cell ends."""
-    message = f"  {result.message.splitlines()[0][:300]}" if result.message else ""
-    print(f"{summary.MARKS[result.outcome]} {result.case} [{result.column}] {result.seconds:.1f} s{message}", flush=True)
+    message = f"  {cut(result.message.splitlines()[0], LINE)}" if result.message else ""
+    _print(f"{summary.MARKS[result.outcome]} {result.case} [{result.column}] {result.seconds:.1f} s{message}")
 
 
 def _column(column: Column) -> results.Column:
@@ -167,11 +159,35 @@ def _shown(asked: Asked) -> dict[str, object]:
     return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(asked).items()}
 
 
-def _report(asked: Asked, found: Run) -> None:
-    for path, make in ((asked.json, results.to_json), (asked.junit, junit.junit), (asked.html, page.page)):
-        if path is not None:
-            path.write_text(make(found), encoding="utf-8")
-    print("\n" + terminal.table(found, color=sys.stdout.isatty()), end="")
+def _report(asked: Asked, found: Run) -> bool:
+    """Show the run, and write the reports. Whether all of them were written."""
+    _print("\n" + terminal.table(found, color=sys.stdout.isatty(), kept=lambda result: _kept(asked, result)).rstrip("\n"))
+    makers = {"--json": results.to_json, "--junit": junit.junit, "--html": page.page}
+    written = [_write(option, path, makers[option](found)) for option, path in asked.reports.items()]
+    return all(written)
+
+
+def _write(option: str, path: Path, text: str) -> bool:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        print(f"ckpt_conformance: {option} {path}: {error.strerror}", file=sys.stderr)
+        return False
+    return True
+
+
+def _kept(asked: Asked, result: Result) -> str:
+    """The folder in which `--dir` kept a cell, empty if it did not."""
+    folder = asked.dir / slug(result.case) / slug(result.column) if asked.dir else None
+    return str(folder) if folder and folder.is_dir() else ""
+
+
+def _print(text: str) -> None:
+    """Print; a reader that is gone (a closed terminal, `| head`) does not end the run: it writes reports, too."""
+    try:
+        print(text, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _version() -> str:
@@ -179,8 +195,3 @@ def _version() -> str:
         return version(PROJECT)
     except PackageNotFoundError:  # run from a source tree that is not installed
         return "source"
-
-
-def _roomy() -> Path | None:
-    """A file system in memory if there is one with room, else the usual place for temporary files."""
-    return _SHM if _SHM.is_dir() and shutil.disk_usage(_SHM).free > ROOM else None

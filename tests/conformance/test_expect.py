@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ckpt_conformance.cases.steps import Expect
-from ckpt_conformance.jobs.expect import Ended, cannot, judge, match
+from ckpt_conformance.cases.steps import EXITS, Expect
+from ckpt_conformance.jobs.expect import Ended, cannot, judge, match, same
 
 
 def ended(status: int = 0, answer: Any = None, **rest: Any) -> Ended:
@@ -40,6 +40,9 @@ def test_matches(expected: Any, found: Any) -> None:
         ({"a": [1]}, {"a": [1, 2]}, "answer.a is [1, 2]"),
         ({"a": [{"b": 1}]}, {"a": [{"b": 2}]}, "answer.a[0].b is 2"),
         ({"a": {}}, {"a": []}, "answer.a is []"),
+        ({"a": 5}, {"a": 5.0}, "answer.a is 5.0"),
+        ({"a": 5.0}, {"a": 5}, "answer.a is 5"),
+        ({"a": 0}, {"a": False}, "answer.a is False"),
         ({"a": {"one_of": [1, [2]]}}, {"a": 2}, "answer.a is 2, expected one of [1, [2]]"),
     ],
 )
@@ -54,13 +57,36 @@ def test_does_not_match(expected: Any, found: Any, where: str) -> None:
         ("done", [0], [10, 11, 1, -9, -6, 134]),
         ("refused", [10], [0, 11, 1, -9]),
         ("killed", [-9], [0, 10, 1, -6, 137]),
-        ("gone", [0, 10, -6, -9, 134, 137], [1, 11, 2, 128, 255]),
-        ("any", [0, 10, 1, -9], []),
+        ("gone", [0, 10, -6, -9, -15, 134, 137, 143], [1, 11, 2, 128, 255, -11, 139]),
+        ("done-or-refused", [0, 10], [1, 11, -9, -6, 134]),
     ],
 )
 def test_exits(wanted: str, fits: list[int], does_not: list[int]) -> None:
-    answer = {"error": "store", "message": ""}
+    answer = {"error": "deadline", "message": ""}
     assert [status for status in [*fits, *does_not] if not judge(Expect(exit=wanted), [ended(status, answer)])] == fits
+
+
+def test_nothing_accepts_a_crash() -> None:
+    """A traceback, a segmentation fault, and that it cannot, which is no answer to half of a job."""
+    expects = [Expect(exit=wanted) for wanted in EXITS]
+    assert all(judge(expect, [ended(status, {"error": "deadline"})]) for expect in expects for status in (1, 11, -11, 139, -8))
+
+
+def test_who_is_left_alone_says_so() -> None:
+    """Another error than one that follows from the death of a peer is no excuse, unless the case names it."""
+    found = [ended(10, {"error": "damaged", "message": "?"})]
+    assert "expected the error deadline or superseded" in judge(Expect(exit="gone"), found)[0]
+    assert judge(Expect(exit="gone", error=("damaged",)), found) == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [(5, 5.0), (True, 1), ({"a": [1]}, {"a": [True]}), ([{"a": 0}], [{"a": False}]), ({"a": 1}, {"a": 1, "b": 2}), ([1], [1, 2])],
+)
+def test_equal_is_equal_in_type_at_every_depth(one: Any, other: Any) -> None:
+    assert same(one, one)
+    assert not same(one, other)
+    assert not same(other, one)
 
 
 def test_each_rank_has_its_exit_and_its_answer() -> None:
@@ -98,7 +124,7 @@ def test_kinds_of_refusals(accepted: tuple[str, ...], kind: str | None, problem:
 
 
 def test_a_process_that_was_late_is_one_whatever_its_status() -> None:
-    assert judge(Expect(exit="any"), [ended(-9, late="did not end")]) == ["rank 0: did not end"]
+    assert judge(Expect(exit="killed"), [ended(-9, late="did not end")]) == ["rank 0: did not end"]
 
 
 def test_wrong_ends_say_what_was_said() -> None:

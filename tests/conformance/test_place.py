@@ -10,7 +10,7 @@ import pytest
 import tensorstore as ts
 
 from ckpt_conformance import data
-from ckpt_conformance.place import Place, copy_all, open_place
+from ckpt_conformance.place import Place, clear, copy_all, open_place
 from tests.servers import S3, s3_server
 
 
@@ -67,6 +67,19 @@ def test_everything_is_copied(place: Place, tmp_path: Path) -> None:
     target = open_place((tmp_path / "copy").as_uri())
     copy_all(place, target)
     assert {key: target.read(key) for key in target.keys("")} == objects
+
+
+@pytest.mark.slow
+def test_everything_below_a_prefix_is_removed(server: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    storage = {"endpoint": server.endpoint, "region": "us-east-1"}
+    for run in ("suite/mine/1", "suite/mine/2", "suite/mine-too"):
+        place = open_place(server.url(run), storage)
+        for key in ("ledger/x", "a/.tmp-1"):
+            place.write(key, b"x")
+    clear(server.url("suite/mine"), storage)
+    assert sorted(server.objects("suite/")) == ["mine-too/a/.tmp-1", "mine-too/ledger/x"]
 
 
 @pytest.mark.parametrize("url", ["/a/b", "gs://bucket/run", "s3:///run", "file://host/run", ""])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -54,7 +55,7 @@ def test_every_rank_answers(launcher: Launcher, tmp_path: Path) -> None:
     ended = start("save", launcher, requests, tmp_path / "logs", limit=LIMIT).wait()
     assert [process.status for process in ended] == [0, 0]
     assert all(process.answer and process.answer["saves"][0]["outcome"] == "committed" for process in ended)
-    assert [process.log for process in ended] == [f"rank {rank} of 2\na greeting\n" for rank in (0, 1)]
+    assert [process.log for process in ended] == [f"a greeting\nrank {rank} of 2\n" for rank in (0, 1)]
 
 
 @pytest.mark.parametrize(
@@ -71,6 +72,19 @@ def test_ways_to_end(launcher: Launcher, tmp_path: Path, rest: dict[str, Any], s
     (ended,) = start("save", launcher, [ask(tmp_path, **rest)], tmp_path / "logs", limit=LIMIT).wait()
     assert (ended.status, ended.answer, ended.late) == (status, answer, "")
     assert "rank 0 of 1" in ended.log
+
+
+def test_whom_a_process_leaves_behind_is_killed(launcher: Launcher, tmp_path: Path) -> None:
+    (ended,) = start("save", launcher, [ask(tmp_path, run_id="leave")], tmp_path / "logs", limit=LIMIT).wait()
+    launcher.close()
+    assert ended.status == 0
+    assert ended.answer is not None
+    left = ended.answer["left"]
+    try:
+        assert until(lambda: is_gone(left), 10)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(left, signal.SIGKILL)
 
 
 def test_who_does_not_end_is_named_and_killed(launcher: Launcher, tmp_path: Path) -> None:

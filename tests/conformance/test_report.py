@@ -11,8 +11,8 @@ from ckpt_conformance.report import summary
 from ckpt_conformance.report.junit import junit
 from ckpt_conformance.report.page import page
 from ckpt_conformance.report.terminal import table
-from ckpt_conformance.report.text import by_rank, clean, clip, pretty, ranges, short, tail
-from ckpt_conformance.results import Run
+from ckpt_conformance.report.text import by_rank, clean, clip, cut, pretty, ranges, short, tail
+from ckpt_conformance.results import Run, StepResult
 from tests.conformance import fake_run
 
 VOID = {"meta", "wbr", "br", "input", "img", "link", "hr"}
@@ -72,6 +72,9 @@ class TestText:
         assert clip("abcdefgh", 4) == "ab\n… 4 characters left out …\ngh"
         assert tail("abcdefgh", 3) == "… 5 characters left out …\nfgh"
 
+    def test_messages_are_cut_with_an_ellipsis(self) -> None:
+        assert [cut("abcd", limit) for limit in (4, 3)] == ["abcd", "ab…"]
+
     def test_json_stays_on_one_line_where_it_fits(self) -> None:
         assert pretty({"a": [1, 2]}) == '{"a": [1, 2]}'
         assert pretty({"a": 1, "b": [1, 2]}, width=12) == '{"a": 1,\n "b": [1, 2]}'
@@ -107,7 +110,74 @@ class TestSummary:
         )
 
 
+def not_offered(run: Run, *columns: str) -> Run:
+    """The run, with nothing offered in these columns."""
+    results = [
+        dataclasses.replace(result, outcome="not-offered") if result.column in columns else result for result in run.results
+    ]
+    return dataclasses.replace(run, results=results)
+
+
+class TestRemarks:
+    def test_a_whole_run_has_none(self, run: Run) -> None:
+        assert summary.remarks(run) == summary.remarks(dataclasses.replace(run, cells=364)) == []
+
+    def test_an_interrupted_run(self, run: Run) -> None:
+        run = dataclasses.replace(run, cells=400, interrupted=True)
+        assert summary.remarks(run) == ["interrupted after 364 of 400 cells"]
+        assert table(run).endswith("\n! interrupted after 364 of 400 cells\n")
+        assert '<p class="verdict failed">Interrupted after 364 of 400 cells</p>' in page(run)
+
+    def test_results_that_are_missing(self, run: Run) -> None:
+        assert summary.remarks(dataclasses.replace(run, cells=365)) == ["1 of 365 cells have no result"]
+
+    def test_a_column_in_which_nothing_was_tested(self, run: Run) -> None:
+        remark = "nothing was tested in the column torch: what is not offered is not run"
+        assert summary.remarks(not_offered(run, "torch")) == [remark]
+        assert summary.remarks(not_offered(run, "jax→torch")) == [remark.replace("torch", "jax→torch")]
+
+    def test_nothing_was_tested_at_all(self, run: Run) -> None:
+        assert summary.remarks(not_offered(run, "jax", "torch", "jax→torch", "torch→jax")) == [
+            "nothing was tested: what is not offered is not run"
+        ]
+
+    def test_who_does_not_save_cannot_write_for_another(self, run: Run) -> None:
+        columns = [
+            dataclasses.replace(column, describe={**column.describe, "verbs": ["save"] if column.name == "jax" else ["latest"]})
+            for column in run.columns
+        ]
+        run = dataclasses.replace(run, columns=columns)
+        assert summary.remarks(not_offered(run, "torch→jax")) == []
+        assert len(summary.remarks(not_offered(run, "jax→torch"))) == 1
+        assert len(summary.remarks(not_offered(run, "torch"))) == 1
+
+    def test_they_are_errors_of_the_run(self, run: Run) -> None:
+        root = ET.fromstring(junit(dataclasses.replace(run, cells=400, interrupted=True)))  # noqa: S314
+        assert (root.get("tests"), root.get("errors")) == ("365", "2")
+        suite = root[-1]
+        assert (suite.get("name"), suite.get("tests"), suite.get("errors")) == ("run", "1", "1")
+        error = suite.find("testcase/error")
+        assert error is not None
+        assert error.get("message") == "interrupted after 364 of 400 cells"
+
+
 class TestTerminal:
+    def test_the_last_words_of_a_process_without_an_answer(self, run: Run) -> None:
+        log = "--- rank 0, process 5\nfine\n--- rank 1, process 6\nTraceback …\nRuntimeError: no idea\n\n"
+        found = [{"rank": 0, "exit": "done", "answer": {}}, {"rank": 1, "exit": "exit status 1", "answer": None}]
+        step = StepResult(title="save", found=found, problems=["rank 1: expected done"], log=log)
+        bad = dataclasses.replace(run.bad[0], steps=[step])
+        text = table(dataclasses.replace(run, results=[bad]))
+        assert "    rank 1 wrote last: RuntimeError: no idea\n" in text
+        assert "rank 0 wrote last" not in text
+
+    def test_where_a_failed_cell_is_kept(self, run: Run) -> None:
+        assert "kept in" not in table(run)
+        assert "With --dir DIR" in table(run)
+        kept = table(dataclasses.replace(run, options={"dir": "kept"}), kept=lambda result: f"kept/{result.family}")
+        assert f"  kept in: kept/{run.bad[0].family}\n" in kept
+        assert "With --dir DIR" not in kept
+
     def test_counts_by_family_and_column(self, run: Run) -> None:
         lines = table(run).splitlines()
         assert lines[0].split() == ["jax", "torch", "jax→torch", "torch→jax"]

@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -16,6 +17,7 @@ import pytest
 
 from ckpt_conformance.jobs.processes import until
 from ckpt_conformance.results import from_json
+from ckpt_conformance.work import PREFIX
 from tests.conformance.test_processes import is_gone
 
 TOY = shlex.join([sys.executable, str(Path(__file__).parent / "toy_adapter.py")])
@@ -125,6 +127,9 @@ def test_a_line_a_case(suite: Path) -> None:
     ]
     assert call(suite, "list", "--quick").stdout == "toy/save.right  P-1  A toy is saved\n"
     assert call(suite, "list", "--family", "toy").stdout.count("\n") == 3
+    done = call(suite, "list", "--family", "nope")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "ckpt_conformance: --family nope: no such case; the families are hang, toy\n"
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
@@ -168,7 +173,7 @@ def test_two_adapters_are_crossed(suite: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--only", "nothing"], "no case was chosen"),
+        (["--only", "toy", "--only", "nothing"], "--only nothing: there is no such case"),
         (["-j", "0"], "expected a positive number"),
         (["-j", "x"], "invalid int"),
         (["--store", "gs://x"], "expected file, or s3://"),
@@ -176,6 +181,7 @@ def test_two_adapters_are_crossed(suite: Path) -> None:
         (["--keep"], "say where with --dir"),
         (["--cross", TOY], "the same adapter"),
         (["--json", "/nowhere/at/all.json"], "there is no folder /nowhere/at"),
+        (["--dir", "/dev/null"], "--dir /dev/null: "),
         (["--cross", "/nobody/here"], "/nobody/here: the adapter cannot be started"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -202,24 +208,86 @@ def test_expected_failures_of_cases_that_are_not_there(suite: Path) -> None:
 
 @pytest.mark.slow
 def test_what_a_failed_cell_left_is_kept(suite: Path) -> None:
-    run(suite, "--only", "toy", "--dir", "kept")
+    done = run(suite, "--only", "toy", "--dir", "kept")
     assert [path.name for path in (suite / "kept").iterdir()] == ["toy-save.wrong"]
+    assert "  kept in: kept/toy-save.wrong/toy\n" in done.stdout
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("jobs", ["1", "2"])
-def test_a_run_that_is_ended_leaves_nobody_and_nothing(suite: Path, jobs: str) -> None:
-    arguments = ["run", "--adapter", TOY, "-j", jobs, "--only", "hang", "--only", "toy"]
+def test_known_failures_of_ones_own(suite: Path) -> None:
+    (suite / "mine").mkdir()
+    (suite / "mine" / "toy.toml").write_text('"toy/save.wrong" = "Toys are so."\n')
+    assert run(suite, "--only", "toy/save.wrong").returncode == 1
+    done = run(suite, "--only", "toy/save.wrong", "--expected", "mine")
+    assert (done.returncode, "1 failed as expected" in done.stdout) == (0, True), done.stderr
+
+
+@pytest.mark.slow
+def test_a_run_that_tests_nothing_is_no_success(suite: Path) -> None:
+    done = call(suite, "run", "--adapter", f"{TOY} '--verbs=[\"save\"]'", "--only", "toy/save")
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.endswith("! nothing was tested: what is not offered is not run\n")
+
+
+@pytest.mark.slow
+def test_a_report_that_cannot_be_written_costs_no_other(suite: Path) -> None:
+    done = run(suite, "--quick", "--json", "/dev/full", "--html", "page.html")
+    assert done.returncode == 2
+    assert done.stderr == "ckpt_conformance: --json /dev/full: No space left on device\n"
+    assert "1 cell: 1 passed" in done.stdout
+    assert (suite / "page.html").stat().st_size > 0
+
+
+@pytest.mark.slow
+def test_whoever_reads_may_leave_before_the_end(suite: Path) -> None:
+    words = shlex.join([*command(suite, ["run", "--adapter", TOY, "--quick", "--json", "out.json"])])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"({words}; echo $? > status) | true"],
+        cwd=suite, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False,
+    )  # fmt: skip
+    assert ((suite / "status").read_text(), done.stderr) == ("0\n", "")
+    assert (suite / "out.json").exists()
+
+
+@pytest.mark.slow
+def test_an_adapter_that_hangs_is_interrupted(suite: Path) -> None:
+    """Ctrl-C while the adapter is asked what it offers."""
+    adapter = shlex.join([sys.executable, "-c", "import signal; open('hangs', 'w'); signal.pause()"])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(command(suite, ["run", "--adapter", adapter]), cwd=suite, env=environment, stderr=subprocess.PIPE)
+    assert until((suite / "hangs").exists, LIMIT)
+    children = below(process.pid)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=LIMIT)
+    assert (process.returncode, errors) == (130, b"ckpt_conformance: interrupted\n")
+    assert children
+    assert until(lambda: all(is_gone(pid) for pid in children), LIMIT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("by", "jobs"), [("SIGINT", "1"), ("SIGHUP", "1"), ("SIGTERM", "2")])
+def test_a_run_that_is_ended_leaves_nobody_and_nothing(suite: Path, by: str, jobs: str) -> None:
+    reports = ["--json", "out.json", "--junit", "out.xml", "--html", "out.html"]
+    arguments = ["run", "--adapter", TOY, "-j", jobs, "--only", "hang", "--only", "toy", *reports]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen(command(suite, arguments), cwd=suite, env=environment, stdout=subprocess.PIPE, text=True)
     try:
         children = hanging(process.pid)
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.Signals[by])
         output, _ = process.communicate(timeout=LIMIT)
     finally:
         process.kill()
     assert process.returncode == 130, output
     assert until(lambda: all(is_gone(pid) for pid in children), LIMIT)
+    assert [
+        path for folder in ("/dev/shm", tempfile.gettempdir()) for path in Path(folder).glob(f"{PREFIX}{process.pid}-*")
+    ] == []
+    found = from_json((suite / "out.json").read_text())
+    assert (found.interrupted, found.cells, len(found.results) < 4) == (True, 4, True)
+    told = f"nterrupted after {len(found.results)} of 4 cells"
+    for text in (output, (suite / "out.xml").read_text(), (suite / "out.html").read_text()):
+        assert told in text
 
 
 def hanging(pid: int) -> set[int]:

@@ -1,6 +1,7 @@
 """An adapter of a toy: it keeps a JSON file instead of a checkpoint. Enough of ADAPTER.md to test the runner within milliseconds.
 
-The toy takes the request's `run_id` as an order: `hang`, `crash`, `cannot`, `garble`; and its server `die`.
+The toy takes the request's `run_id` as an order: `hang`, `crash`, `cannot`, `garble`, `leave`; and its server `die`. Arguments
+of the form `--key=JSON` change what it says of itself.
 """
 
 # ruff: noqa: T201 -- printing is how an adapter answers
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,8 @@ def main() -> int:
 
 def act(request: dict[str, Any]) -> int:
     if request["verb"] == "describe":
-        return answer(DESCRIBE)
+        changes = [word[2:].split("=", 1) for word in sys.argv[1:] if "=" in word]
+        return answer({**DESCRIBE, **{key: json.loads(text) for key, text in changes}})
     print("a greeting")
     print(f"rank {request['rank']} of {request['processes']}", file=sys.stderr)
     failpoint = request.get("failpoint") or {}
@@ -39,6 +42,8 @@ def act(request: dict[str, Any]) -> int:
     order = request.get("run_id")
     if order == "hang":
         signal.pause()
+    if order == "leave":
+        return answer({"left": subprocess.Popen(["/bin/sleep", "600"]).pid})
     if order == "crash":
         raise RuntimeError("as ordered")
     if order == "cannot":

@@ -111,15 +111,21 @@ def fixture_value(leaf: Leaf, step: int) -> Any:
     return fixture.value(leaf.value or "", leaf.content, step)
 
 
-def answer(leaf: Leaf, found: Any, boxes: Callable[[Any], Sequence[Box]]) -> dict[str, Any]:
-    """What a restore answers for a leaf: `boxes` gives what this process holds of an array, each box once."""
+def answer(leaf: Leaf, found: Any, boxes: Callable[[Any], Sequence[Box]], *, elements: bool = False) -> dict[str, Any]:
+    """What a restore answers for a leaf: `boxes` gives what this process holds of an array, each box once.
+
+    `elements`: those of a binary64 array are told too (TRAINING.md).
+    """
     if leaf.value is not None:
         return {"value": values.encode(found, where=leaf.name)}
     told, dtype = [], leaf.dtype
-    for start, stop, elements in boxes(found):
-        dtype = dtypes.name_of(elements.dtype, where=leaf.name)
-        digest = digests.digest(dtypes.to_stored(np.ascontiguousarray(elements).reshape(elements.shape)))
-        told.append({"start": list(start), "stop": list(stop), "digest": digest})
+    for start, stop, held in boxes(found):
+        dtype = dtypes.name_of(held.dtype, where=leaf.name)
+        digest = digests.digest(dtypes.to_stored(np.ascontiguousarray(held).reshape(held.shape)))
+        box: dict[str, Any] = {"start": list(start), "stop": list(stop), "digest": digest}
+        if elements and dtype == "float64":
+            box["elements"] = [element.hex() for element in held.ravel().tolist()]
+        told.append(box)
     return {"dtype": dtype, "boxes": told}
 
 

@@ -215,8 +215,9 @@ class _Used(logging.Handler):
         logging.getLogger("ckptcore").removeHandler(self)
 
 
-def _leaves(job: Job, state: State, components: Mapping[str, Any]) -> Answer:
-    return {name: answer(leaf, found, job.devices.boxes) for name, (leaf, found) in state.find(components).items()}
+def _leaves(job: Job, state: State, components: Mapping[str, Any], *, elements: bool = False) -> Answer:
+    found = state.find(components).items()
+    return {name: answer(leaf, held, job.devices.boxes, elements=elements) for name, (leaf, held) in found}
 
 
 def verify(job: Job) -> Answer:
@@ -252,11 +253,19 @@ def train(job: Job) -> Answer:
         first = _train_on(job, checkpointer, trained) if request["resume"] else 0
         told: Answer = {"first": first, "losses": {}, "samples": {}, "draws": {}, "saves": []}
         for step in range(first + 1, request["steps"] + 1):
-            loss, told["samples"][f"{step}"], draws = trained.step()
+            loss, told["samples"][f"{step}"], draws = _stepped(trained)
             told["losses"][f"{step}"], told["draws"][f"{step}"] = loss.hex(), [draw.hex() for draw in draws]
             if step in (request["save_at"] or []):
                 told["saves"].append(_attempt(lambda now=step: checkpointer.save(now, trained.components)))
-    return {**told, "leaves": _leaves(job, task, trained.shown)}
+    return {**told, "leaves": _leaves(job, task, trained.shown, elements=True)}
+
+
+def _stepped(trained: Training) -> tuple[float, list[int], list[float]]:
+    """One step. Both frameworks raise a `RuntimeError` where another process is gone that a sum needs."""
+    try:
+        return trained.step()
+    except RuntimeError as error:
+        raise CheckpointError(f"a step of the training failed: {error}") from error
 
 
 def _train_on(job: Job, checkpointer: Checkpointer, trained: Training) -> int:

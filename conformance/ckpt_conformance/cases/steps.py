@@ -43,7 +43,7 @@ OTHERS: Mapping[str, tuple[set[str], set[str]]] = {
     "store": (set(), {"run", "incarnations", "generations"}),
 }
 """The keys of each other step: those it must have, those it may have."""
-EXITS = {"done", "refused", "killed", "gone", "any"}
+EXITS = {"done", "refused", "done-or-refused", "killed", "gone"}
 FAILPOINTS = {
     "before-data", "during-data", "before-receipt", "after-receipt", "before-index", "before-merge", "before-fence",
     "before-decision", "after-decision", "after-claim", "during-settle", "before-base", "after-retired", "during-delete",
@@ -225,6 +225,7 @@ def _check_expect(job: Job) -> None:
     ranks_matter = bool(by_rank) or job.failpoint is not None or bool(job.fields.get("remap"))
     if ranks_matter and job.devices != job.processes:
         raise ScenarioError("what is said by rank needs as many devices as processes, for a process may have one device only")
+    _check_ends(job, expect)
     if expect.step is not None and job.verb != "restore":
         raise ScenarioError("expect.step: only restore answers with the content of a step")
     if expect.like is not None and expect.exit != "done":
@@ -235,12 +236,26 @@ def _check_expect(job: Job) -> None:
         raise ScenarioError("expect.like: only train has an answer that is compared")
 
 
+def _check_ends(job: Job, expect: Expect) -> None:
+    """Only a process that the case itself kills may die, and beside it those that lose a peer by it."""
+    point = job.failpoint or {}
+    killed = point["rank"] if point.get("action") == "kill" else None
+    exits = expect.exit if isinstance(expect.exit, tuple) else (expect.exit,) * job.processes
+    for rank, wanted in enumerate(exits):
+        if wanted == "killed" and rank != killed:
+            raise ScenarioError(f"rank {rank} is expected to be killed, and no failpoint kills it")
+        if wanted == "gone" and killed in (None, rank):
+            raise ScenarioError(f"rank {rank} is expected to be gone, and no failpoint kills another")
+
+
 def _expect(table: Any) -> Expect:
     known("expect", table, {"exit", "answer", "error", "step", "content", "like"}, {"exit"})
     exits = table["exit"]
     for name in exits if isinstance(exits, list) else [exits]:
         one_of("expect.exit", name, EXITS)
     error = table.get("error", [])
+    if not error and {"refused", "done-or-refused"} & set(exits if isinstance(exits, list) else [exits]):
+        raise ScenarioError("expect.error: whoever may refuse does it with an error of a kind that is named")
     return Expect(
         exit=tuple(exits) if isinstance(exits, list) else exits,
         answer=table.get("answer"),

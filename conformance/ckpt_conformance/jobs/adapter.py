@@ -5,20 +5,37 @@ from __future__ import annotations
 import shlex
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ckpt_conformance.cases.scenario import STORES
+from ckpt_conformance.cases.steps import FAILPOINTS, VERBS
 from ckpt_conformance.jobs.expect import Ended
 from ckpt_conformance.jobs.processes import QUIET, Cold, Launcher, ProcessError, start
 from ckpt_conformance.jobs.request import CONTRACT, DESCRIBE
 from ckpt_conformance.jobs.serving import Serving
+from ckpt_conformance.oracle.elements import ELEMENTS
 
 SHORT_NAMES = ("jax", "torch", "minimal")
 DESCRIBE_LIMIT = 120.0
 """Seconds that `describe` may take: it may import a framework."""
-_LISTS = ("verbs", "failpoints", "features", "dtypes", "stores")
+MINOR = 0
+"""The minor version of ADAPTER.md: it grows when words are added."""
+FORMATS = ("1.0",)
+FEATURES = (
+    "uneven", "rank-scope", "unequal-rank-shapes", "pipeline", "aliases", "prng", "values", "references", "metrics", "remap",
+    "cast", "rollback", "single-writer", "tied-targets",
+)  # fmt: skip
+WORDS: Mapping[str, Collection[str]] = {
+    "verbs": ("describe", *VERBS),
+    "failpoints": FAILPOINTS,
+    "features": FEATURES,
+    "dtypes": ELEMENTS,
+    "stores": STORES,
+}
+"""What each list of the answer to `describe` may hold."""
 
 
 class AdapterError(Exception):
@@ -79,7 +96,8 @@ def problems_of(answer: Mapping[str, Any]) -> list[str]:
     found += [
         f"{name} is not text" for name in ("name", "version", "framework", "format") if not isinstance(answer.get(name), str)
     ]
-    found += [f"{name} is no array of texts" for name in _LISTS if not _is_texts(answer.get(name))]
+    found += [f"{name} is no array of texts" for name in WORDS if not _is_texts(answer.get(name))]
+    found += _unknown(answer)
     if answer.get("devices_per_process") not in (1, "any"):
         found.append('devices_per_process is neither 1 nor "any"')
     if not isinstance(answer.get("serve"), bool):
@@ -88,6 +106,20 @@ def problems_of(answer: Mapping[str, Any]) -> list[str]:
     if most is not None and (type(most) is not int or most < 1):
         found.append("max_processes is neither null nor a positive integer")
     return found
+
+
+def _unknown(answer: Mapping[str, Any]) -> Iterator[str]:
+    """Words that ADAPTER.md does not have, and that nothing would ask for: spelled wrongly, or of a newer minor version."""
+    minor = answer.get("minor", 0)
+    if type(minor) is not int or minor < 0:
+        yield "minor is no whole number"
+    elif minor <= MINOR:
+        given = {"format": [answer.get("format")], **{name: answer.get(name) for name in WORDS}}
+        for name, known in {"format": FORMATS, **WORDS}.items():
+            words = given[name]
+            for word in words if _is_texts(words) else ():
+                if word not in known:
+                    yield f"{name}: {word!r} is not known; known: {', '.join(sorted(known))}"
 
 
 def _trouble(ended: Ended) -> str:

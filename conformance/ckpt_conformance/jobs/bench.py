@@ -52,6 +52,11 @@ class Options:
         return self.store.partition(":")[0]
 
     @property
+    def place(self) -> str:
+        """The URL of the prefix below which the cells of this run have theirs, on an object store."""
+        return "/".join((self.store.rstrip("/"), Path(self.work).name))
+
+    @property
     def storage(self) -> dict[str, str]:
         """What the URLs of runs cannot say."""
         said = {"endpoint": self.endpoint, "region": self.region}
@@ -131,4 +136,4 @@ class Bench:
         """The URL of a cell's run: in its folder, or below a prefix of a bucket that no other run of the suite uses."""
         if self.options.kind == FILE:
             return (folder / "store" / run).as_uri()
-        return "/".join((self.options.store.rstrip("/"), self._unique, folder.relative_to(self.folder).as_posix(), run))
+        return "/".join((self.options.place, self._unique, folder.relative_to(self.folder).as_posix(), run))

@@ -11,7 +11,7 @@ from ckpt_conformance import data
 from ckpt_conformance.cases.needs import processes_of
 from ckpt_conformance.cases.steps import Act, Expect, Job, Step
 from ckpt_conformance.cases.titles import title_of
-from ckpt_conformance.jobs import damage, notes, restored, stored, trained
+from ckpt_conformance.jobs import notes, restored, stored, trained
 from ckpt_conformance.jobs.bench import Bench, Column
 from ckpt_conformance.jobs.expect import DONE, Ended, cannot, judge
 from ckpt_conformance.jobs.processes import RunningJob, rendezvous, start, until
@@ -153,8 +153,7 @@ class Cell:
         return _seen(running.wait(), [])
 
     def _damage(self, act: Act) -> Seen:
-        run = self._run(act.fields.get("run", "main"))
-        run.damaged |= {*damage.apply(run.place, act.fields["ops"]), *act.fields.get("damaged", [])}
+        self._run(act.fields.get("run", "main")).damage(act.fields["ops"], act.fields.get("damaged", []))
         return Seen()
 
     def _note(self, act: Act) -> Seen:
@@ -164,9 +163,7 @@ class Cell:
         return Seen()
 
     def _copy(self, act: Act) -> Seen:
-        source, target = self._run(act.fields["from"]), self._run(act.fields["to"])
-        copy_all(source.place, target.place)
-        target.damaged |= source.damaged
+        self._run(act.fields["from"]).copy_to(self._run(act.fields["to"]))
         return Seen()
 
     def _golden(self, act: Act) -> Seen:
@@ -205,7 +202,7 @@ class Cell:
         """Look at the runs that a step may have changed: what is wrong there is added to `seen`. Their surveys by name."""
         surveys = {}
         for name in self._touched(step):
-            problems, surveys[name] = self._run(name).look(by_suite=isinstance(step, Act) and step.do == "damage")
+            problems, surveys[name] = self._run(name).look()
             seen.problems += problems
         return surveys
 

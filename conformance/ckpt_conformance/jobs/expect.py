@@ -11,13 +11,16 @@ from ckpt_conformance.cases.steps import Expect
 
 DONE, REFUSED, CANNOT = 0, 10, 11
 KILLED = -signal.SIGKILL
-_ENDING = (signal.SIGABRT, signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM)
+_ENDING = (signal.SIGABRT, signal.SIGKILL, signal.SIGTERM)
+"""What a runtime or a launcher ends a process by whose peer is gone. A segmentation fault is none: it is a crash."""
 ERRORS = {
     "not-found", "damaged", "invalid-record", "unsupported-format", "foreign-record", "retired", "structure-mismatch",
     "guarantee", "fork-required", "superseded", "unsafe-store", "store-full", "store-unavailable", "store", "save-aborted",
     "save-failed", "commit-unknown", "deadline", "call", "unsupported-leaf",
 }  # fmt: skip
 """The kinds of ADAPTER.md."""
+ALONE = ("deadline", "superseded", "save-aborted", "save-failed", "commit-unknown")
+"""What a process reports whose peer is gone, unless the case says otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +86,12 @@ def match(expected: Any, found: Any, where: str = "answer") -> list[str]:
 
 
 def same(expected: Any, found: Any) -> bool:
-    """Equal as JSON values: `true` is not 1."""
-    return isinstance(expected, bool) == isinstance(found, bool) and expected == found
+    """Equal as JSON values, at every depth: `true` is not 1, and 1 is not 1.0."""
+    if isinstance(expected, Mapping) and isinstance(found, Mapping):
+        return expected.keys() == found.keys() and all(same(expected[key], found[key]) for key in expected)
+    if isinstance(expected, list) and isinstance(found, list):
+        return len(expected) == len(found) and all(map(same, expected, found))
+    return type(expected) is type(found) and expected == found
 
 
 def _judge(wanted: str, expect: Expect, rank: int, process: Ended) -> list[str]:
@@ -94,13 +101,20 @@ def _judge(wanted: str, expect: Expect, rank: int, process: Ended) -> list[str]:
         return [f"expected {wanted}, found {process.words}{_said(process)}"]
     if process.status == DONE:
         return _judge_answer(expect.answer, rank, process.answer)
-    return _judge_refusal(expect.error, process.answer) if process.status == REFUSED else []
+    accepted = expect.error or (ALONE if wanted == "gone" else ())
+    return _judge_refusal(accepted, process.answer) if process.status == REFUSED else []
 
 
 def _fits(wanted: str, status: int) -> bool:
-    """`gone`: by a signal too, which a runtime that ends itself by SIGABRT and a shell report as 128 + its number."""
-    accepted = {"done": status == DONE, "refused": status == REFUSED, "killed": status == KILLED, "any": True}
-    return accepted.get(wanted, status in (DONE, REFUSED) or status < 0 or status - 128 in _ENDING)
+    """`gone`: by a signal of `_ENDING` too, which a shell reports as 128 + its number."""
+    accepted = {
+        "done": (DONE,),
+        "refused": (REFUSED,),
+        "done-or-refused": (DONE, REFUSED),
+        "killed": (KILLED,),
+        "gone": (DONE, REFUSED, *(-number for number in _ENDING), *(128 + number for number in _ENDING)),
+    }
+    return status in accepted[wanted]
 
 
 def _said(process: Ended) -> str:

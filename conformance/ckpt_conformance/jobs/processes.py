@@ -105,13 +105,14 @@ class ColdProcess:
 
     def poll(self) -> int | None:
         """See `Process.poll`."""
-        return self._process.poll()
+        if self._process.returncode is None and self._process.poll() is not None:
+            end_group(self.pid)  # at once: the ID belongs to the group, or to nobody yet
+        return self._process.returncode
 
     def kill(self) -> None:
         """See `Process.kill`. Ends its whole process group."""
-        if self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
+        if self.poll() is None:
+            end_group(self.pid)
             self._process.wait()
 
 
@@ -174,7 +175,7 @@ class RunningJob:
             pid=process.pid,
             status=0 if status is None else status,
             answer=answer_of(output),
-            log=_tail(read_text(files.log) + _but_last(output)),
+            log=_tail(_but_last(output) + read_text(files.log)),  # the end of a traceback stands last
             late=missing,
         )
 
@@ -193,6 +194,12 @@ def start(what: str, launcher: Launcher, requests: Sequence[Mapping[str, Any]], 
             process.kill()
         raise
     return RunningJob(what, processes, files, limit)
+
+
+def end_group(pid: int) -> None:
+    """SIGKILL to whoever is in the process group that the process leads, or led: nobody, if it is no leader."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def until(condition: Callable[[], bool], seconds: float) -> bool:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 
-from ckpt_conformance.jobs.processes import Files, Process, ProcessError, until
+from ckpt_conformance.jobs.processes import Files, Process, ProcessError, end_group, until
 
 START_LIMIT = 120.0
 """Seconds until a process is there: the first one waits for the server's own start."""
@@ -88,6 +88,7 @@ class Server:
         except subprocess.TimeoutExpired:
             kill(self.pid)
             self._server.wait()
+        end_group(self.pid)
         self._reader.join(END_LIMIT)
         self._log.close()
 
@@ -108,6 +109,8 @@ class Server:
             report = json.loads(line)
             kept, name = (self._pids, "pid") if "pid" in report else (self._statuses, "status")
             kept[int(report["id"])] = int(report[name])
+            if kept is self._statuses:
+                end_group(self._pids[int(report["id"])])
 
     def _trouble(self) -> str:
         """What became of a server that is not as it should be."""

@@ -2,7 +2,8 @@
 
 Records are judged by themselves (`records`), then against each other; every commit that is not retired is proven anew from its
 receipts (P-35), its manifest is derived anew and compared (R-60), and every byte of it is read and compared with its digest.
-What a retired or aborted generation has left of its data is not looked at, but the records that are there have to be right.
+What a retired or aborted generation has left of its data is not looked at, unless it has to be kept (`retention`), but the records
+that are there have to be right.
 """
 
 from __future__ import annotations
@@ -11,32 +12,42 @@ from collections.abc import Collection, Iterator
 
 from blake3 import blake3
 
-from ckpt_conformance.oracle import digests, keys
+from ckpt_conformance.oracle import digests, keys, retention
 from ckpt_conformance.oracle.arrays import Databases
 from ckpt_conformance.oracle.commits import faults, outcome, same
 from ckpt_conformance.oracle.keys import Generation
 from ckpt_conformance.oracle.problems import Problem
+from ckpt_conformance.oracle.retention import Kept, retired_too_much
 from ckpt_conformance.oracle.run import Run, Value
 from ckpt_conformance.oracle.survey import Facts, Survey, survey
 from ckpt_conformance.place import Place
 
-__all__ = ["Facts", "Problem", "Survey", "check", "decisive", "survey"]
+__all__ = ["Facts", "Kept", "Problem", "Survey", "check", "decisive", "kept", "retired_too_much", "survey", "wanting"]
 
 
 def check(place: Place, *, damaged: Collection[str] = ()) -> list[Problem]:
     """Everything that is wrong with the run at `place`, sorted; nothing if there is no run.
 
-    `damaged` names what was damaged from outside. A generation: what lies under its folder is excused, and its commit need not
-    verify any more; its records in the ledger still have to be right. A key: this object is excused, and nothing is concluded
-    from it.
+    `damaged` names the keys of objects that were damaged from outside: they are excused, and nothing is concluded from them. What
+    follows from the damage elsewhere, such as a cell that cannot be read any more, is a problem like any other.
     """
     run = Run(place, damaged)
     found = {*_records(run), *_identity(run), *_incarnations(run), *_ledger(run), *_notes(run)}
     databases = Databases(place)
     for generation in run.generations:
-        if generation not in run.damaged:
-            found.update(faults(run, databases, generation))
-    return sorted(problem for problem in found if not _excused(run, problem.key))
+        found.update(faults(run, databases, generation))
+    return sorted(_excusing(run, found))
+
+
+def kept(place: Place, *, damaged: Collection[str] = ()) -> Kept:
+    """What a collection may not take from the run at `place`."""
+    return retention.kept(Run(place, damaged))
+
+
+def wanting(place: Place, generation: str, *, damaged: Collection[str] = ()) -> list[Problem]:
+    """What is wrong with the data of a commit, though it is retired."""
+    run = Run(place, damaged)
+    return sorted(_excusing(run, {*faults(run, Databases(place), generation, is_kept=True)}))
 
 
 def decisive(place: Place) -> dict[str, bytes]:
@@ -46,8 +57,8 @@ def decisive(place: Place) -> dict[str, bytes]:
     return {key: content for key, content in contents.items() if content is not None}
 
 
-def _excused(run: Run, key: str) -> bool:
-    return key in run.damaged or keys.generation_of(key) in run.damaged
+def _excusing(run: Run, found: Collection[Problem]) -> list[Problem]:
+    return [problem for problem in found if problem.key not in run.damaged]
 
 
 def _records(run: Run) -> Iterator[Problem]:
@@ -153,9 +164,7 @@ def _ledger(run: Run) -> Iterator[Problem]:
 
 
 def _abort(run: Run, key: str, abort: Value) -> Iterator[Problem]:
-    by = abort.get("decided_by")
-    if by is None:
-        return
+    by = abort["decided_by"]
     claimed = by in run.claims or keys.claim(by) in run.damaged
     if not claimed or by < Generation.parse(abort["generation"]).incarnation:
         yield Problem(key, "R-65", f"incarnation {by}, which is said to have decided it, could not")

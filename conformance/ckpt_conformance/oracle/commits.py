@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ckpt_conformance.oracle import arrays, digests, evidence, guarantees, keys, layouts, manifests
@@ -32,8 +32,12 @@ def same(run: Run, key: str, clause: str, generation: str, manifest: str) -> Ite
         yield Problem(key, clause, f"{generation} has a manifest of another digest")
 
 
-def faults(run: Run, databases: Databases, generation: str) -> Iterator[Problem]:
-    """What is wrong with a generation: its receipts, and if it is a commit, its manifest and, unless it is retired, its data."""
+def faults(run: Run, databases: Databases, generation: str, *, is_kept: bool = False) -> Iterator[Problem]:
+    """What is wrong with a generation: its receipts, and if it is a commit, its manifest and its data.
+
+    The data of a retired one is looked at if `is_kept`. Damage to one object hides as little as can be: what its receipts prove,
+    or else what its indexes say, is compared all the same.
+    """
     receipts = {key: run.value(key) for key in run.below(f"{keys.folder(generation)}receipts/") if key in run.named}
     claim = run.claim(Generation.parse(generation).incarnation)
     for key, receipt in receipts.items():
@@ -43,9 +47,11 @@ def faults(run: Run, databases: Databases, generation: str) -> Iterator[Problem]
             yield Problem(key, "R-50", "`claim` is not the nonce of the incarnation's claim")
         if outcome(run, generation) == "none" and receipt["status"] == "complete":
             yield from _vouched(run, generation, receipt)
-    manifest = run.manifest(generation)
+    manifest, has_data = run.manifest(generation), is_kept or not run.is_retired(generation)
     if manifest is not None:
-        yield from _commit(run, databases, generation, manifest)
+        yield from _commit(run, databases, generation, manifest, has_data=has_data)
+    elif keys.decision(generation) in run.damaged.intersection(run.content) and has_data:
+        yield from _proven(run, databases, generation)
 
 
 def _vouched(run: Run, generation: str, receipt: Value) -> Iterator[Problem]:
@@ -57,7 +63,7 @@ def _vouched(run: Run, generation: str, receipt: Value) -> Iterator[Problem]:
     yield from (Problem(at, "P-32", f"{key} is not as the receipt says") for key in absent if key not in run.damaged)
 
 
-def _commit(run: Run, databases: Databases, generation: str, manifest: Value) -> Iterator[Problem]:
+def _commit(run: Run, databases: Databases, generation: str, manifest: Value, *, has_data: bool) -> Iterator[Problem]:
     key = keys.decision(generation)
     claim = run.claim(manifest["incarnation"])
     if claim is not None and manifest["claim"] != claim["nonce"]:
@@ -70,13 +76,18 @@ def _commit(run: Run, databases: Databases, generation: str, manifest: Value) ->
     yield from (Problem(key, "G-4", text) for text in missing)
     sources = list(_sources(run, key, generation, manifest))
     yield from sources
-    if run.is_retired(generation):
+    if not has_data:
         return
     chain = list(_chain(run, generation, manifest))
     yield from chain
-    if not chain and not sources:
-        yield from _proven(run, databases, generation)
+    if not _unexcused(run, [*chain, *sources]):
+        yield from _proven(run, databases, generation, manifest)
         yield from _referenced_data(run, databases, manifest)
+
+
+def _unexcused(run: Run, problems: Iterable[Problem]) -> list[Problem]:
+    """Those that are not about an object that was damaged from outside."""
+    return [problem for problem in problems if problem.key not in run.damaged]
 
 
 def _sources(run: Run, key: str, generation: str, manifest: Value) -> Iterator[Problem]:
@@ -116,7 +127,7 @@ def _chain(run: Run, generation: str, manifest: Value) -> Iterator[Problem]:
         text = evidence.described(run, descriptor)
         if text is not None:
             yield Problem(descriptor["key"], "D-4", text)
-        elif run.judged[descriptor["key"]].value is None:
+        elif descriptor["key"] not in run.damaged and run.judged[descriptor["key"]].value is None:
             yield Problem(descriptor["key"], "D-2", "is part of a commit, and cannot be understood")
 
 
@@ -130,18 +141,20 @@ def _placed(generation: str, roster: Value) -> Iterator[tuple[str, Mapping[str, 
         yield keys.layout(generation, layout["digest"]), layout
 
 
-def _proven(run: Run, databases: Databases, generation: str) -> Iterator[Problem]:
-    """The commit from its receipts alone, and its arrays."""
+def _proven(run: Run, databases: Databases, generation: str, manifest: Value | None = None) -> Iterator[Problem]:
+    """The commit from its receipts alone, and its arrays. Without the receipts, its arrays by its indexes."""
     delivery, problems = evidence.delivery(run, generation)
     problems += list(evidence.faults(delivery)) if delivery is not None else []
     yield from problems
-    if delivery is None or problems:
+    if delivery is None and manifest is not None:
+        yield from _indexed(run, databases, generation, manifest)
+    if delivery is None or _unexcused(run, problems):
         return
     derived = manifests.derive(delivery)
     for key, content in derived.objects.items():
         if run.content.get(key) != content:
             yield Problem(key, "R-60", "is not there as it follows from the receipts")
-    if run.content[keys.decision(generation)] != derived.manifest:
+    if manifest is not None and run.content[keys.decision(generation)] != derived.manifest:
         yield Problem(keys.decision(generation), "R-60", "is not the manifest that follows from the receipts")
     yield from arrays.database_faults(databases, delivery)
     view = list(arrays.view_faults(databases, delivery))
@@ -150,11 +163,28 @@ def _proven(run: Run, databases: Databases, generation: str) -> Iterator[Problem
         yield from arrays.chunk_faults(databases, generation, delivery.arrays(), derived.chunks)
 
 
+def _indexed(run: Run, databases: Databases, generation: str, manifest: Value) -> Iterator[Problem]:
+    """The cells by what the indexes and the layouts say."""
+    roster = run.value(manifest["roster"]["key"], "roster")
+    found = [run.value(keys.layout(generation, entry["layout"]), "layout") for entry in roster["ranks"]] if roster else []
+    tables = [table for table in found if table is not None]
+    if not tables or len(tables) < len(found):
+        return
+    for name, component in evidence.components(tables).items():
+        entry = manifest["components"].get(name)
+        index = run.value(entry["index"]["key"], "index") if entry else None
+        entries = index["leaves"] if index else {}
+        leaves = {leaf: stored.leaf for leaf, stored in component.leaves.items() if layouts.is_stored(stored.leaf)}
+        chunks = {leaf: entries.get(leaf, {}).get("chunks", []) for leaf in leaves}
+        whole = {leaf: facts for leaf, facts in leaves.items() if len(chunks[leaf]) == layouts.count(facts)}
+        yield from arrays.chunk_faults(databases, generation, whole, chunks)
+
+
 def _referenced_data(run: Run, databases: Databases, manifest: Value) -> Iterator[Problem]:
     """The data of components by reference whose source is retired: if it is a commit with its data, it is checked as such."""
     for name, entry in manifest["components"].items():
         source = entry.get("source")
-        if source is None or not run.is_retired(source) or source in run.damaged:
+        if source is None or not run.is_retired(source):
             continue
         held = run.manifest(source)
         problems = list(_chain(run, source, held)) if held is not None else []

@@ -81,7 +81,7 @@ def delivery(run: Run, generation: str) -> tuple[Delivery | None, list[Problem]]
     if absent:
         return None, absent
     known = [table for table in tables if not isinstance(table, Problem)]
-    return Delivery(run, generation, receipts, known, _components(known)), []
+    return Delivery(run, generation, receipts, known, components(known)), []
 
 
 def _receipt(run: Run, generation: str, rank: int) -> Value | None:
@@ -118,7 +118,8 @@ def described(run: Run, descriptor: Mapping[str, Any]) -> str | None:
     return None if digests.fits(content, descriptor["digest"]) else f"has the digest {digests.digest(content)}"
 
 
-def _components(tables: Sequence[Value]) -> dict[str, Component]:
+def components(tables: Sequence[Value]) -> dict[str, Component]:
+    """The components of all ranks' layouts, in rank order."""
     found: dict[str, Component] = {}
     for rank, table in enumerate(tables):
         for name, facts in table["components"].items():

@@ -19,7 +19,7 @@ class Run:
     Attributes:
       place: where it lies.
       keys: every key there is.
-      damaged: keys and generations that were damaged from outside, so that nothing is concluded from them.
+      damaged: keys of objects that were damaged from outside, so that nothing is concluded from them.
       content: key → bytes, of records.
       judged: key → what the record says, and what is wrong with it.
 

@@ -13,25 +13,41 @@ LOG = 20_000  # characters of the log of a failed cell
 
 
 def junit(run: Run) -> str:
-    """The XML text. Cells that are not offered or that fail as expected are skipped tests."""
-    root = Element("testsuites", {"name": "checkpoint conformance", "time": f"{run.seconds:.3f}", **_totals(run.results)})
+    """The XML text. Cells that are not offered or that fail as expected are skipped tests; a remark on the run is an error."""
+    root = Element("testsuites", {"name": "checkpoint conformance", "time": f"{run.seconds:.3f}", **_totals(run)})
     for family, cases in summary.matrix(run).items():
         results = [result for cells in cases.values() for result in cells.values()]
         duration = sum(result.seconds for result in results)
-        facts = {"name": clean(family), "time": f"{duration:.3f}", "timestamp": clean(run.started), **_totals(results)}
+        facts = {"name": clean(family), "time": f"{duration:.3f}", "timestamp": clean(run.started), **_counted(results)}
         suite = SubElement(root, "testsuite", facts)
         for result in results:
             _case(suite, run, result)
+    if remarks := summary.remarks(run):
+        _remarks(root, remarks)
     indent(root)
     return tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _totals(results: Iterable[Result]) -> dict[str, str]:
+def _totals(run: Run) -> dict[str, str]:
+    remarks = len(summary.remarks(run))
+    return _counted(run.results, tests=remarks, errors=remarks)
+
+
+def _remarks(root: Element, remarks: list[str]) -> None:
+    """What is wrong with the run as a whole."""
+    number = str(len(remarks))
+    suite = SubElement(root, "testsuite", name="run", tests=number, failures="0", errors=number, skipped="0", time="0.000")
+    for remark in remarks:
+        SubElement(SubElement(suite, "testcase", classname="run", name=remark, time="0.000"), "error", message=clean(remark))
+
+
+def _counted(results: Iterable[Result], *, tests: int = 0, errors: int = 0) -> dict[str, str]:
     results = list(results)
     found = summary.counts(results)
     failures = found.get("failed", 0) + found.get("unexpected-pass", 0)
     skipped = found.get("not-offered", 0) + found.get("expected-failure", 0)
-    totals = {"tests": len(results), "failures": failures, "errors": found.get("error", 0), "skipped": skipped}
+    tests, errors = tests + len(results), errors + found.get("error", 0)
+    totals = {"tests": tests, "failures": failures, "errors": errors, "skipped": skipped}
     return {key: str(number) for key, number in totals.items()}
 
 

@@ -31,11 +31,15 @@ def _part(name: str) -> str:
 
 
 def _header(run: Run) -> str:
+    remarks = "".join(
+        f'<p class="verdict failed">{text(remark[0].upper() + remark[1:])}</p>\n' for remark in summary.remarks(run)
+    )
     kind, verdict = ("failed", "Does not conform") if run.bad else ("passed", "No failures")
     facts = {"Started": run.started, "Took": seconds(run.seconds), "Suite": run.suite, **_options(run)}
     items = "".join(f"<div><dt>{text(key)}</dt><dd>{text(value)}</dd></div>" for key, value in facts.items())
     return (
-        f'<h1>Checkpoint format: conformance</h1>\n<p class="verdict {kind}">{verdict}: {text(summary.headline(run))}</p>\n'
+        f"<h1>Checkpoint format: conformance</h1>\n{remarks}"
+        f'<p class="verdict {kind}">{verdict}: {text(summary.headline(run))}</p>\n'
         f'<dl class="facts small">{items}</dl>\n{_adapters(run)}'
     )
 

@@ -36,6 +36,25 @@ def headline(run: Run) -> str:
     return f"{number} {'cell' if number == 1 else 'cells'}: {found or 'nothing was run'}"
 
 
+def remarks(run: Run) -> list[str]:
+    """What is wrong with the run as a whole, whatever its cells say. Empty: it is complete, and every column was tested."""
+    number = len(run.results)
+    if run.interrupted:
+        return [f"interrupted after {number} of {run.cells} cells"]
+    found = [f"{run.cells - number} of {run.cells} cells have no result"] if number < run.cells else []
+    return found + [f"nothing was tested{where}: what is not offered is not run" for where in _untested(run)]
+
+
+def _untested(run: Run) -> list[str]:
+    """Columns none of whose cells was run. A direction whose writer says that it does not save is none of them."""
+    tested = {result.column for result in run.results if result.outcome != "not-offered"}
+    if not tested:
+        return [""]
+    saves = {column.name: "save" in column.describe.get("verbs", ["save"]) for column in run.columns}
+    names = dict.fromkeys(result.column for result in run.results if result.column not in tested)
+    return [f" in the column {name}" for name in names if "→" not in name or saves.get(name.partition("→")[0], True)]
+
+
 def matrix(run: Run) -> Matrix:
     """Family → case → column → cell. Families and cases are sorted by name, columns stand in the order of the run."""
     cells: Matrix = {}

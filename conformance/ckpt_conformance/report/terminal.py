@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ckpt_conformance.report import summary
 from ckpt_conformance.report.text import by_rank, clean, clip, pretty, seconds, short
@@ -11,6 +12,7 @@ from ckpt_conformance.results import BAD, Outcome, Result, Run, StepResult
 
 WIDTH = 100
 LIMIT = 1200  # characters of an answer
+_PROCESS = re.compile(r"^--- rank (\d+), process \d+\n", re.MULTILINE)
 CODES: dict[Outcome, str] = {
     "passed": "32",
     "failed": "31;1",
@@ -20,11 +22,20 @@ CODES: dict[Outcome, str] = {
 }
 
 
-def table(run: Run, *, color: bool = False) -> str:
-    """The whole report. `color` is for terminals: with it, counts and outcomes are colored by ANSI escapes."""
-    parts = [_counts(run, color=color)]
-    parts += [_failure(run, result, color=color) for result in sorted(run.bad, key=lambda bad: (bad.family, bad.case))]
+def table(run: Run, *, color: bool = False, kept: Callable[[Result], str] = lambda _: "") -> str:
+    """The whole report.
+
+    `color` is for terminals: with it, counts and outcomes are colored by ANSI escapes. `kept` gives the folder that holds
+    what a failed cell left, or an empty text.
+    """
+    parts = [_counts(run, color=color)] if run.results else []
+    for result in sorted(run.bad, key=lambda bad: (bad.family, bad.case)):
+        folder = kept(result)
+        parts += [_failure(run, result, color=color) + (f"\n  kept in: {folder}" if folder else "")]
+    if run.bad and not run.options.get("dir"):
+        parts.append("With --dir DIR the logs and stores of failed cells are kept; --html FILE shows them on one page.")
     parts.append(f"{summary.headline(run)}, in {seconds(run.seconds)}")
+    parts += [_paint(f"{summary.MARKS['error']} {remark}", "error", color=color) for remark in summary.remarks(run)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -82,7 +93,17 @@ def _step(number: int, step: StepResult) -> list[str]:
         lines += _block("expected", step.expected)
     for label, answer in by_rank(step.found):
         lines += _block(f"found, {label}" if label else "found", answer)
-    return lines
+    return lines + [line for rank, said in _last_words(step) for line in _wrapped(f"rank {rank} wrote last: {said}", "    ")]
+
+
+def _last_words(step: StepResult) -> Iterator[tuple[int, str]]:
+    """The last line of the log of each process that ended without an answer, by a traceback, say."""
+    answered = {item.get("rank") for item in step.found or () if isinstance(item, dict) and item.get("answer") is not None}
+    parts = _PROCESS.split(step.log)
+    for rank, log in zip(map(int, parts[1::2]), parts[2::2], strict=True):
+        lines = log.strip().splitlines()
+        if lines and rank not in answered:
+            yield rank, lines[-1]
 
 
 def _wrapped(text: str, margin: str = "  ") -> list[str]:

@@ -29,6 +29,11 @@ def clip(text: str, limit: int) -> str:
     return f"{text[: limit // 2]}\n… {len(text) - limit} characters left out …\n{text[-(limit - limit // 2) :]}"
 
 
+def cut(text: str, limit: int) -> str:
+    """The text, or its beginning and `…` if it has more than `limit` characters."""
+    return text if len(text) <= limit else f"{text[: limit - 1].rstrip()}…"
+
+
 def tail(text: str, limit: int) -> str:
     """The text, or its end if it has more than `limit` characters."""
     return text if len(text) <= limit else f"… {len(text) - limit} characters left out …\n{text[-limit:]}"
