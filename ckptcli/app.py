@@ -23,7 +23,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for command in (ls.ls, schema.schema):
+COMMANDS = (
+    ls.ls,
+    schema.schema,
+)
+for command in COMMANDS:
     app.command()(command)
 
 
@@ -60,5 +64,10 @@ def _run(arguments: list[str]) -> int:
     except typer.Abort as error:
         raise KeyboardInterrupt from error
     except typer.TyperException as error:
-        sys.stderr.write(f"ckpt: {error.format_message()}. `ckpt {' '.join(arguments[:1])} -h` shows what there is\n")
+        known = next((name for name in arguments if name in _names()), None)
+        sys.stderr.write(f"ckpt: {error.format_message()} (see `ckpt {known + ' ' if known else ''}-h`)\n")
         return Status.CALL
+
+
+def _names() -> set[str]:
+    return {command.__name__ for command in COMMANDS}

@@ -145,8 +145,14 @@ def _arguments(options: Options, jobs: int) -> list[str]:
 
 def _tell(result: Result) -> None:
     """A line as a cell ends."""
-    message = f"  {cut(result.message.splitlines()[0], LINE)}" if result.message else ""
+    message = f"  {cut(_first_line(result), LINE)}" if result.message else ""
     _print(f"{summary.MARKS[result.outcome]} {result.case} [{result.column}] {result.seconds:.1f} s{message}")
+
+
+def _first_line(result: Result) -> str:
+    """What went wrong, or what is not offered, with the name of a single adapter once."""
+    line = result.message.splitlines()[0]
+    return line.replace(f"; {result.column}: ", ", ") if result.outcome == "not-offered" else line
 
 
 def _column(column: Column) -> results.Column:

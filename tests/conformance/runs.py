@@ -9,6 +9,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import tensorstore as ts
 
 from ckpt_conformance.jobs import notes
 from ckpt_conformance.oracle import canonical, digests, evidence, keys, manifests
@@ -90,6 +91,18 @@ def retire(place: Place, generation: str) -> None:
     place.write(keys.retired(generation), canonical.encode(record))
     for key in place.keys(f"{keys.state(generation)}ranks/00001"):
         place.delete(key)
+
+
+def database(place: FilePlace, folder: str, **config: Any) -> ts.KvStore:
+    """A database to write to, past all that a writer does."""
+    base = {"driver": "file", "path": f"{place.root}/{folder}"}
+    pinned = {"max_inline_value_bytes": 512, "max_decoded_node_bytes": 2**20, "version_tree_arity_log2": 4, "compression": None}
+    return ts.KvStore.open({"driver": "ocdbt", "base": base, "config": pinned | config}, context=ts.Context()).result()
+
+
+def view(place: FilePlace, generation: str) -> ts.KvStore:
+    """The merged view of a generation."""
+    return database(place, keys.state(generation))
 
 
 def content(place: Place, key: str) -> bytes:

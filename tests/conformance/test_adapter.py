@@ -68,6 +68,7 @@ def test_an_adapter_that_is_not_there() -> None:
         ({"dtypes": ["f32"]}, "dtypes: 'f32' is not known"),
         ({"failpoints": ["before-lunch"]}, "failpoints: 'before-lunch' is not known"),
         ({"stores": ["tape"]}, "stores: 'tape' is not known; known: file, s3"),
+        ({"name": "a/b"}, "name has other characters"),
         ({"minor": "1"}, "minor is no whole number"),
     ],
 )

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tensorstore as ts
 
 from ckpt_conformance.oracle import canonical, checker, digests, keys
 from ckpt_conformance.place import FilePlace, Place
@@ -186,15 +185,9 @@ def test_a_reference_to_what_is_no_commit_is_reported(place: FilePlace) -> None:
 # Data
 
 
-def database(place: Place, folder: str, **config: Any) -> ts.KvStore:
-    base = {"driver": "file", "path": f"{place.root}/{folder}"}  # type: ignore[attr-defined]
-    pinned = {"max_inline_value_bytes": 512, "max_decoded_node_bytes": 2**20, "version_tree_arity_log2": 4, "compression": None}
-    return ts.KvStore.open({"driver": "ocdbt", "base": base, "config": pinned | config}, context=ts.Context()).result()
-
-
 def put_in_view(key: str, data: bytes | None) -> Change:
     def apply(place: Place) -> None:
-        database(place, keys.state(NEXT)).write(key, data).result()
+        runs.view(place, NEXT).write(key, data).result()
 
     return apply
 
@@ -213,24 +206,24 @@ def relist(place: Place, rank: int) -> None:
 
 def more_in_a_database(place: Place) -> None:
     folder = keys.database(LAST, 1, read(place, OTHER)["database"])
-    database(place, folder).write("extra.more/zarr.json", b"{}").result()
+    runs.database(place, folder).write("extra.more/zarr.json", b"{}").result()
     relist(place, 1)
 
 
 def less_in_a_database(place: Place) -> None:
     folder = keys.database(LAST, 1, read(place, OTHER)["database"])
-    database(place, folder).write("extra.flags/c/0", None).result()
+    runs.database(place, folder).write("extra.flags/c/0", None).result()
     relist(place, 1)
 
 
 def another_configuration(place: Place) -> None:
     """The same content in a database that was made otherwise."""
     folder = keys.database(LAST, 1, read(place, OTHER)["database"])
-    old = database(place, folder)
+    old = runs.database(place, folder)
     held = {key: old.read(key).result().value for key in old.list().result()}
     for key in place.keys(folder):
         place.delete(key)
-    new = database(place, folder, max_inline_value_bytes=100)
+    new = runs.database(place, folder, max_inline_value_bytes=100)
     for key, value in held.items():
         new.write(key, value).result()
     relist(place, 1)
@@ -260,7 +253,7 @@ def test_a_change_to_data_is_reported(place: FilePlace, name: str) -> None:
 
 def test_a_view_of_another_step_is_reported(place: FilePlace) -> None:
     """A cell with a right checksum and another content."""
-    other = database(place, keys.state(SECOND)).read("params.w/c/0/0").result().value
+    other = runs.view(place, SECOND).read("params.w/c/0/0").result().value
     put_in_view("params.w/c/0/0", bytes(other))(place)
     reported(place, "D-3", f"{NEXT}/state/params.w/c/0/0")
 

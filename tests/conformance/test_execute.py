@@ -97,7 +97,14 @@ def test_a_refusal_may_be_expected(bench: Bench) -> None:
 def test_a_killed_process_is_expected_by_rank(bench: Bench) -> None:
     point = {"name": "before-data", "rank": 1, "action": "kill"}
     assert run(bench, save(1, processes=2, failpoint=point, expect={"exit": ["gone", "killed"]}), latest(1)).outcome == "passed"
-    assert run(bench, save(1, processes=2, failpoint=point, expect={"exit": ["killed", "gone"]})).outcome == "failed"
+    spared = save(1, processes=2, failpoint={**point, "step": 7}, expect={"exit": ["gone", "killed"]})
+    assert run(bench, spared).message.endswith("rank 1: expected killed, found done")
+
+
+def test_a_traceback_is_no_end_of_a_survivor(bench: Bench) -> None:
+    point = {"name": "before-data", "rank": 1, "action": "kill"}
+    found = run(bench, save(1, processes=2, failpoint=point, run_id="crash", expect={"exit": ["gone", "killed"]}))
+    assert found.message.endswith("rank 0: expected gone, found exit status 1")
 
 
 def background(**rest: Any) -> dict[str, Any]:
@@ -151,11 +158,12 @@ def test_what_the_checker_finds_fails_the_case(bench: Bench, monkeypatch: pytest
 
 
 def test_a_decisive_record_that_changes_fails_the_case(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checker, "decisive", lambda place: {"toy": place.read("toy.json") or b""})
+    monkeypatch.setattr(checker, "decisive", lambda place: {"toy.json": place.read("toy.json") or b""})
     assert run(bench, save(1), latest(1)).outcome == "passed"
-    assert run(bench, save(1), latest(1), save(2)).message == "step 3, save step 2: toy has changed (R-9)"
+    assert run(bench, save(1), latest(1), save(2)).message == "step 3, save step 2: toy.json has changed (R-9)"
     damage = {"do": "damage", "ops": [{"replace": "toy.json", "with": "7"}]}
     assert run(bench, save(1), damage, latest(7)).outcome == "passed"
+    assert run(bench, save(1), damage, latest(7), save(2)).message == "step 4, save step 2: toy.json has changed (R-9)"
 
 
 def test_what_the_suite_gets_wrong_is_an_error(bench: Bench) -> None:

@@ -226,6 +226,8 @@ def test_known_failures_of_ones_own(suite: Path) -> None:
 def test_a_run_that_tests_nothing_is_no_success(suite: Path) -> None:
     done = call(suite, "run", "--adapter", f"{TOY} '--verbs=[\"save\"]'", "--only", "toy/save")
     assert done.returncode == 1, done.stderr
+    lack = "toy: verb latest"
+    assert done.stdout.splitlines()[0].endswith(f"s  {lack}")
     assert done.stdout.endswith("! nothing was tested: what is not offered is not run\n")
 
 

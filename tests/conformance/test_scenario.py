@@ -12,6 +12,7 @@ from ckpt_conformance.cases.steps import Act, Job, Like
 from ckpt_conformance.cases.texts import ScenarioError, fill
 
 LATEST = {"do": "latest", "expect": {"exit": "done"}}
+KILL = {"name": "before-data", "rank": 1, "action": "kill"}
 
 
 def table(*steps: dict[str, Any], case: dict[str, Any] | None = None, **rest: Any) -> dict[str, Any]:

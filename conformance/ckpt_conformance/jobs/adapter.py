@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 import tempfile
@@ -28,6 +29,7 @@ FEATURES = (
     "uneven", "rank-scope", "unequal-rank-shapes", "pipeline", "aliases", "prng", "values", "references", "metrics", "remap",
     "cast", "rollback", "single-writer", "tied-targets",
 )  # fmt: skip
+_NAME = re.compile(r"[A-Za-z0-9._+-]+")
 WORDS: Mapping[str, Collection[str]] = {
     "verbs": ("describe", *VERBS),
     "failpoints": FAILPOINTS,
@@ -96,6 +98,8 @@ def problems_of(answer: Mapping[str, Any]) -> list[str]:
     found += [
         f"{name} is not text" for name in ("name", "version", "framework", "format") if not isinstance(answer.get(name), str)
     ]
+    if not _NAME.fullmatch(str(answer.get("name"))):
+        found.append("name has other characters than letters, digits, '.', '_', '+' and '-'")
     found += [f"{name} is no array of texts" for name in WORDS if not _is_texts(answer.get(name))]
     found += _unknown(answer)
     if answer.get("devices_per_process") not in (1, "any"):
