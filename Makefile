@@ -7,7 +7,7 @@ STAMP := $(VENV)/installed
 CODE := ckptcore ckptcli jaxckpt torchckpt conformance simulation demo examples spec tests benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick conformance model simulate check format clean
+.PHONY: help demo test test-quick conformance model simulate wheel check format clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | expand -t 14
@@ -26,6 +26,9 @@ conformance: $(STAMP) ## Run the conformance suite on both backends (ARGS=--quic
 
 model: ## Check the protocol's model, all interleavings, with spin (ARGS=--large for bigger ones)
 	@$(PYTHON) spec/v1/model/check.py $(ARGS) || { status=$$?; test $$status -eq 77; }
+
+wheel: $(STAMP) ## Build the wheel, and try it in clean environments with each extra
+	$(BIN)/python tests/check_wheel.py
 
 simulate: $(STAMP) ## Simulate jobs, crashes and weak stores (ARGS="--seeds 0:1000000" for many)
 	$(BIN)/python -m simulation run $(ARGS)

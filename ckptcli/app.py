@@ -12,6 +12,7 @@ import typer
 from ckptcli import ls, schema
 from ckptcli.ending import Status, guarded
 from ckptcli.options import Settings
+from ckptcli.report import command as report
 from ckptcore.store import Storage
 
 app = typer.Typer(
@@ -25,6 +26,7 @@ app = typer.Typer(
 
 COMMANDS = (
     ls.ls,
+    report.report,
     schema.schema,
 )
 for command in COMMANDS:

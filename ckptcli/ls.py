@@ -18,7 +18,7 @@ from ckptcore.inventory import Entry, find_runs, inventory
 from ckptcore.store import Store
 
 
-class Row(msgspec.Struct, kw_only=True):
+class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One generation. `at`: when its state was captured; `missing`: ranks that have delivered no receipt."""
 
     generation: str
@@ -39,14 +39,14 @@ class Row(msgspec.Struct, kw_only=True):
     pinned: bool
 
 
-class RunRows(msgspec.Struct, kw_only=True):
+class RunRows(msgspec.Struct, frozen=True, kw_only=True):
     """One run."""
 
     url: str
     generations: list[Row]
 
 
-class Listing(msgspec.Struct, kw_only=True, tag_field="command", tag="ls"):
+class Listing(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag="ls"):
     """What `ckpt ls --json` prints."""
 
     runs: list[RunRows]

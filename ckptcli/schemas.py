@@ -14,9 +14,11 @@ from typing import Any
 import msgspec
 
 from ckptcli.ls import Listing
+from ckptcli.report import command as report
 
 DOCUMENTS: dict[str, type[msgspec.Struct]] = {
     "ls": Listing,
+    "report": report.Written,
 }
 """By command."""
 

@@ -93,7 +93,7 @@ def _decided(history: History, listed: Generation, path: set[GenerationId], head
         return Entry(generation=generation, state="unreadable", reason=listed.obstacle or "", listed=listed)
     if isinstance(decided.record, records.Abort):
         abort = decided.record
-        state = {"at": _time(abort.decided), "missing": tuple(abort.missing), "reason": abort.reason}
+        state = {"at": time_of(abort.decided), "missing": tuple(abort.missing), "reason": abort.reason}
         return Entry(generation=generation, state="aborted", listed=listed, **state)
     manifest = decided.record
     state, reason = _committed(history, listed, manifest, path)
@@ -104,7 +104,7 @@ def _decided(history: History, listed: Generation, path: set[GenerationId], head
         guarantee=manifest.guarantee.level,
         bytes=sum(entry.bytes for entry in manifest.components.values()),
         own_bytes=sum(entry.bytes for entry in manifest.components.values() if entry.source is None),
-        at=_time(manifest.captured),
+        at=time_of(manifest.captured),
         participants=manifest.topology.participants,
         reason=reason,
         listed=listed,
@@ -147,7 +147,7 @@ def _participants(store: Store, generation: GenerationId, delivered: list[int]) 
         return None
 
 
-def _time(text: str) -> datetime | None:
+def time_of(text: str) -> datetime | None:
     """When a record says that something happened; None for a date that no calendar has, which no reader refuses."""
     try:
         return datetime.fromisoformat(text)

@@ -1,0 +1,1 @@
+"""`ckpt report`: a run on one HTML page."""

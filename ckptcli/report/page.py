@@ -1,0 +1,207 @@
+"""The page: sections over a chronicle. It needs nothing beside it, no network, no script."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from importlib.resources import files
+from string import Template
+
+from ckptcli import text
+from ckptcli.report.bars import PHASES, bar, duration, longest, phases
+from ckptcli.report.markup import element, escape, facts, section, table
+from ckptcli.report.timeline import counts, timeline
+from ckptcore.chronicle import Chronicle, Delivery, Start
+from ckptcore.inventory import Entry
+from ckptcore.records import Manifest
+
+RANKS = 64
+"""The most ranks that are shown one by one: of more, the slowest."""
+
+
+def page(told: Chronicle, now: datetime) -> str:
+    """The HTML text. `now`: when it is made; ages are from then."""
+    shown = _shown(told)
+    main = [
+        section(
+            "timeline", "Timeline", timeline(told), remark="Each lane is an incarnation: one start of the job. Times are UTC."
+        ),
+        section(
+            "saves",
+            "How long saves took",
+            _saves(told),
+            remark="The slowest rank of each. Training waits for the first part only.",
+        ),
+        section("ranks", "Who wrote what", _ranks(told), remark=_about(shown, "of the newest checkpoint")),
+        section("components", "Components", _components(shown), remark=_about(shown, "of the newest checkpoint")),
+        section("mesh", "Mesh", _mesh(shown)),
+        section("starts", "Starts of the job", _starts(told.starts)),
+        section("generations", "Generations", _generations(told.entries, now)),
+    ]
+    return Template(_part("page.html")).substitute(
+        title=escape(f"Checkpoints of {told.url}"),
+        style=_part("page.css"),
+        header=_header(told, now),
+        main="\n".join(part for part in main if part),
+    )
+
+
+def _part(name: str) -> str:
+    return files("ckptcli.report").joinpath(name).read_text(encoding="utf-8").strip()
+
+
+def _header(told: Chronicle, now: datetime) -> str:
+    head = next((entry for entry in told.entries if entry.is_head), None)
+    verified = [entry for entry in told.entries if entry.state == "verified"]
+    states = ", ".join(f"{count} {state}" for state, count in counts(told.entries).items())
+    verdict = "Nothing to resume from" if head is None else f"The next start resumes from step {head.generation.step:,}"
+    shown = {
+        "run": told.run.run_id,
+        "resume point": head and f"{head.generation}, {text.age(head.at, now)} old",
+        "newest verified": f"step {verified[-1].generation.step:,}, {text.age(verified[-1].at, now)} old" if verified else "none",
+        "generations": states or "none yet",
+        "begun": told.run.created,
+        "parent": told.run.parent and f"{told.run.parent.generation} of {told.run.parent.url}",
+        "made": now.strftime("%Y-%m-%d %H:%M:%S UTC"),
+    }
+    kind = "bad" if head is None else "good"
+    return f"<h1>{escape(told.url)}</h1>\n{element('p', escape(verdict), class_=f'verdict {kind}')}\n{facts(shown)}"
+
+
+def _shown(told: Chronicle) -> tuple[Entry, Manifest] | None:
+    """The newest commit whose receipts could be read."""
+    for entry in reversed(told.entries):
+        if entry.generation in told.deliveries and entry.listed.manifest is not None:
+            return entry, entry.listed.manifest
+    return None
+
+
+def _about(shown: tuple[Entry, Manifest] | None, what: str) -> str:
+    return "" if shown is None else f"{what.capitalize()}, step {shown[0].generation.step:,}."
+
+
+def _saves(told: Chronicle) -> str:
+    return phases(dict(sorted(told.deliveries.items())))
+
+
+def _ranks(told: Chronicle) -> str:
+    shown = _shown(told)
+    if shown is None:
+        return ""
+    found = told.deliveries[shown[0].generation]
+    slowest = max(found, key=_seconds)
+    listed = sorted(sorted(found, key=_seconds)[-RANKS:], key=lambda delivery: delivery.rank)
+    names = sorted({name for delivery in found for name in delivery.bytes})
+    head = ["rank", *PHASES, "write speed", "", *names, "files"]
+    rows = [
+        _rank(delivery, names, longest(found, "write"), is_slowest=delivery is slowest and len(found) > 1) for delivery in listed
+    ]
+    omitted = f"The slowest {RANKS} of {len(found):,} ranks." if len(found) > RANKS else ""
+    return table(head, rows, right=["rank", *PHASES, "write speed", *names, "files"], caption=omitted)
+
+
+def _seconds(delivery: Delivery) -> float:
+    return sum(delivery.phases.values())
+
+
+def _rank(delivery: Delivery, names: Sequence[str], longest_write: float, *, is_slowest: bool) -> list[str]:
+    write = delivery.phases.get("write", 0.0)
+    written = sum(delivery.bytes.values())
+    speed = f"{text.size(int(written / write))}/s" if write and written else ""
+    return [
+        f"{delivery.rank}" + (" <b>slowest</b>" if is_slowest else ""),
+        *(duration(delivery.phases[phase]) if phase in delivery.phases else "" for phase in PHASES),
+        speed,
+        bar(write / longest_write if longest_write else 0.0, "write"),
+        *(text.size(delivery.bytes[name]) if name in delivery.bytes else "" for name in names),
+        f"{delivery.files:,}",
+    ]
+
+
+def _components(shown: tuple[Entry, Manifest] | None) -> str:
+    if shown is None:
+        return ""
+    components = shown[1].components
+    most = max((entry.bytes for entry in components.values()), default=0)
+    rows = [
+        [
+            escape(name),
+            text.size(entry.bytes),
+            bar(entry.bytes / most if most else 0.0),
+            f"{entry.leaves:,}",
+            escape(entry.kind),
+            "every rank has its own" if entry.scope == "rank" else "one for all",
+            "" if entry.source is None else f"kept in {escape(entry.source)}",
+        ]
+        for name, entry in sorted(components.items(), key=lambda item: -item[1].bytes)
+    ]
+    return table(["component", "size", "", "leaves", "kind", "scope", "where"], rows, right=["size", "leaves"])
+
+
+def _mesh(shown: tuple[Entry, Manifest] | None) -> str:
+    if shown is None:
+        return ""
+    topology = shown[1].topology
+    told: Mapping[str, object] = {
+        "framework": topology.framework,
+        "platform": topology.platform,
+        "processes": f"{topology.participants:,}",
+        "devices": f"{topology.devices:,}",
+        **{
+            f"mesh {number}": " × ".join(f"{axis} {size}" for axis, size in zip(mesh.axes, mesh.shape, strict=True))
+            or "one device"
+            for number, mesh in enumerate(topology.meshes, 1)
+        },
+        "versions": ", ".join(f"{name} {version}" for name, version in sorted(shown[1].versions.items())),
+    }
+    return facts(told)
+
+
+def _starts(starts: Sequence[Start]) -> str:
+    rows = [
+        [
+            f"{start.number}",
+            _moment(start.claimed),
+            "" if start.participants is None else f"{start.participants:,} × {escape(start.framework)}",
+            escape(start.reason) if start.based else "<b>no base recorded</b>",
+            "" if start.base is None else element("a", escape(start.base), href=f"#g-{start.base}"),
+            escape(", ".join(map(str, start.rolled_forward))),
+            escape("; ".join(f"{generation}: {text.first_line(reason)}" for generation, reason in start.passed_over.items())),
+        ]
+        for start in reversed(starts)
+    ]
+    head = ["incarnation", "claimed", "processes", "base", "goes on from", "rolled forward", "passed over"]
+    return table(head, rows, right=["incarnation"]) if rows else ""
+
+
+def _generations(entries: Sequence[Entry], now: datetime) -> str:
+    rows = [
+        [
+            element("span", escape(entry.generation) + (" ★" if entry.is_head else ""), id=f"g-{entry.generation}"),
+            f"{entry.generation.step:,}",
+            element("span", escape(entry.state), class_=f"state {entry.state}"),
+            escape(entry.guarantee or ""),
+            text.size(entry.bytes),
+            _moment(entry.at),
+            text.age(entry.at, now),
+            escape(_remarks(entry)),
+        ]
+        for entry in reversed(entries)
+    ]
+    head = ["generation", "step", "state", "guarantee", "size", "captured", "age", "notes"]
+    return table(head, rows, right=["step", "size", "age"]) if rows else ""
+
+
+def _remarks(entry: Entry) -> str:
+    missing = (
+        f"no receipt from rank {text.ranks(entry.missing)} of {entry.participants}"
+        if entry.missing and entry.participants
+        else ""
+    )
+    metrics = [f"{name} = {value:.4g}" for name, value in entry.listed.metrics.items()]
+    parts = [missing, text.first_line(entry.reason, 200), "pinned" if entry.listed.pinned else "", *entry.listed.tags, *metrics]
+    return "; ".join(part for part in parts if part)
+
+
+def _moment(at: datetime | None) -> str:
+    return "" if at is None else at.strftime("%Y-%m-%d %H:%M:%S")
