@@ -85,12 +85,22 @@ NOTES: list[tuple[str, dict[str, Any]]] = [
 
 def retire(place: Place, generation: str) -> None:
     """Retire a generation as a collector would, with a part of its data deleted."""
+    put_retired(place, generation)
+    for key in place.keys(f"{keys.state(generation)}ranks/00001"):
+        place.delete(key)
+
+
+def put_retired(place: Place, generation: str) -> None:
+    """Retire a generation; all of its data is left."""
     digest = digests.digest(content(place, keys.decision(generation)))
     header = {"format": "ckpt/retired", "version": "1.0", "requires": [], "run_id": read(place, "run.json")["run_id"]}
     record = {**header, "generation": generation, "manifest": digest, "decided": "2026-01-01T00:00:00Z", "policy": "by the test"}
-    place.write(keys.retired(generation), canonical.encode(record))
-    for key in place.keys(f"{keys.state(generation)}ranks/00001"):
-        place.delete(key)
+    put(place, keys.retired(generation), record)
+
+
+def put(place: Place, key: str, record: Any) -> None:
+    """Write a record in canonical form."""
+    place.write(key, canonical.encode(record))
 
 
 def database(place: FilePlace, folder: str, **config: Any) -> ts.KvStore:

@@ -198,11 +198,11 @@ def test_a_change_to_a_record_is_reported(place: FilePlace, name: str) -> None:
 
 
 HIDING = {
-    "manifest": keys.decision(NEXT),
-    "roster": f"generations/{NEXT}/roster-",
-    "receipt": keys.receipt(NEXT, 1),
-    "index": f"generations/{NEXT}/index/params",
-    "values": keys.values(NEXT, 1),
+    "manifest": keys.decision(THIRD),
+    "roster": f"generations/{THIRD}/roster-",
+    "receipt": keys.receipt(THIRD, 1),
+    "index": f"generations/{THIRD}/index/params",
+    "values": keys.values(THIRD, 1),
 }
 
 
@@ -213,9 +213,9 @@ def test_what_is_damaged_hides_nothing_else_of_its_generation(place: FilePlace, 
     flip(key)(place)
     assert checker.check(place, damaged=[key]) == []
     other = bytes(runs.view(place, SECOND).read("params.w/c/0/0").result().value)
-    runs.view(place, NEXT).write("params.w/c/0/0", other).result()
+    runs.view(place, THIRD).write("params.w/c/0/0", other).result()
     found = {(problem.clause, problem.key) for problem in checker.check(place, damaged=[key])}
-    assert found == {("D-3", f"generations/{NEXT}/state/params.w/c/0/0")}
+    assert found == {("D-3", f"generations/{THIRD}/state/params.w/c/0/0")}
 
 
 def test_no_generation_is_excused_as_a_whole(place: FilePlace) -> None:

@@ -189,6 +189,17 @@ def test_expected_failures_are_strict(tmp_path: Path) -> None:
         assert found.message.startswith("toys are so. step 1, latest")
         found = run(bench, latest(None))
         assert (found.outcome, found.bad) == ("unexpected-pass", True)
+        found = run(bench, save(1), needs=["uneven"])
+        assert (found.outcome, found.message) == ("error", "expected to fail (toys are so.), and not offered: toy: uneven")
+
+
+def test_what_cannot_be_kept_hides_no_failure(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with bench_of(tmp_path, dir=str(tmp_path / "file"), keep=True) as bench:
+        found = run(bench, save(1), latest(2))
+        assert found.outcome == "failed"
+        assert found.message.startswith("step 2, latest: rank 0: answer.step is 1, expected 2\nWhat the cell left")
+        assert run(bench, save(1), latest(1)).outcome == "error"
 
 
 def test_leading_saves_are_run_once_and_copied(bench: Bench) -> None:

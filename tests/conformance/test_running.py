@@ -5,116 +5,20 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 
-from ckpt_conformance.jobs.processes import until
 from ckpt_conformance.results import from_json
-from ckpt_conformance.work import PREFIX
-from tests.conformance.test_processes import is_gone
-
-TOY = shlex.join([sys.executable, str(Path(__file__).parent / "toy_adapter.py")])
-LIMIT = 60.0
-STATES = """
-[s]
-components.step = { scope = "global" }
-leaves = [{ component = "step", name = "step", value = "int" }]
-"""
-SCENARIO = """
-title = "A toy is saved"
-why = "It is asked for."
-clauses = ["P-1"]
-
-[cases.right]
-quick = true
-step = 1
-
-[cases.wrong]
-step = 2
-
-[[steps]]
-do = "save"
-state = "s"
-saves = [1]
-expect = { exit = "done" }
-
-[[steps]]
-do = "latest"
-expect = { exit = "done", answer = { step = "$step" } }
-"""
-TWO = """
-title = "Another reads"
-why = "It can."
-clauses = ["O-1"]
-roles = 2
-
-[cases.both]
-
-[[steps]]
-do = "latest"
-adapter = "b"
-expect = { exit = "done" }
-"""
-HANG = """
-title = "It hangs"
-why = "It is told to."
-clauses = ["P-1"]
-
-[cases.one]
-
-[[steps]]
-do = "save"
-state = "s"
-saves = [1]
-run_id = "hang"
-expect = { exit = "done" }
-"""
-MAIN = """\
-import sys
-from pathlib import Path
-from ckpt_conformance import data
-data.folder = lambda name: Path({folder!r}) / name
-from ckpt_conformance.__main__ import main
-if __name__ == "__main__":
-    sys.exit(main({arguments!r}))
-"""
+from tests.conformance.small_suite import LIMIT, SCENARIO, TOY, call, command, make_suite, run
 
 
 @pytest.fixture
 def suite(tmp_path: Path) -> Path:
-    """A folder with scenarios; in the way of whoever looks for settings there, an ini file and a conftest that break pytest."""
-    for name, text in (("toy/save", SCENARIO), ("toy/two", TWO), ("hang/hang", HANG)):
-        path = tmp_path / "scenarios" / f"{name}.toml"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    (tmp_path / "scenarios" / "states.toml").write_text(STATES)
-    (tmp_path / "expected").mkdir()
-    for folder in (tmp_path, tmp_path / "scenarios"):
-        (folder / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
-        (folder / "conftest.py").write_text("raise RuntimeError('not to be imported')\n")
-    return tmp_path
-
-
-def command(suite: Path, arguments: Sequence[str]) -> list[str]:
-    return [sys.executable, "-c", MAIN.format(folder=str(suite), arguments=list(arguments))]
-
-
-def call(suite: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTEST_ADDOPTS": "--no-such-option"}
-    return subprocess.run(
-        command(suite, arguments), cwd=suite, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False
-    )
-
-
-def run(suite: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return call(suite, "run", "--adapter", TOY, *arguments)
+    return make_suite(tmp_path)
 
 
 def test_a_line_a_case(suite: Path) -> None:
@@ -250,75 +154,6 @@ def test_whoever_reads_may_leave_before_the_end(suite: Path) -> None:
     )  # fmt: skip
     assert ((suite / "status").read_text(), done.stderr) == ("0\n", "")
     assert (suite / "out.json").exists()
-
-
-@pytest.mark.slow
-def test_an_adapter_that_hangs_is_interrupted(suite: Path) -> None:
-    """Ctrl-C while the adapter is asked what it offers."""
-    adapter = shlex.join([sys.executable, "-c", "import signal; open('hangs', 'w'); signal.pause()"])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.Popen(command(suite, ["run", "--adapter", adapter]), cwd=suite, env=environment, stderr=subprocess.PIPE)
-    assert until((suite / "hangs").exists, LIMIT)
-    children = below(process.pid)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=LIMIT)
-    assert (process.returncode, errors) == (130, b"ckpt_conformance: interrupted\n")
-    assert children
-    assert until(lambda: all(is_gone(pid) for pid in children), LIMIT)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("by", "jobs"), [("SIGINT", "1"), ("SIGHUP", "1"), ("SIGTERM", "2")])
-def test_a_run_that_is_ended_leaves_nobody_and_nothing(suite: Path, by: str, jobs: str) -> None:
-    reports = ["--json", "out.json", "--junit", "out.xml", "--html", "out.html"]
-    arguments = ["run", "--adapter", TOY, "-j", jobs, "--only", "hang", "--only", "toy", *reports]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.Popen(command(suite, arguments), cwd=suite, env=environment, stdout=subprocess.PIPE, text=True)
-    try:
-        children = hanging(process.pid)
-        process.send_signal(signal.Signals[by])
-        output, _ = process.communicate(timeout=LIMIT)
-    finally:
-        process.kill()
-    assert process.returncode == 130, output
-    assert until(lambda: all(is_gone(pid) for pid in children), LIMIT)
-    assert [
-        path for folder in ("/dev/shm", tempfile.gettempdir()) for path in Path(folder).glob(f"{PREFIX}{process.pid}-*")
-    ] == []
-    found = from_json((suite / "out.json").read_text())
-    assert (found.interrupted, found.cells, len(found.results) < 4) == (True, 4, True)
-    told = f"nterrupted after {len(found.results)} of 4 cells"
-    for text in (output, (suite / "out.xml").read_text(), (suite / "out.html").read_text()):
-        assert told in text
-
-
-def hanging(pid: int) -> set[int]:
-    """All processes below `pid`, once the toy hangs in one of them."""
-    found: set[int] = set()
-
-    def hangs() -> bool:
-        found.update(below(pid))
-        return any(seen("cmdline", child).count("toy_adapter") and seen("syscall", child).startswith("34 ") for child in found)
-
-    assert until(hangs, LIMIT), "nothing hangs"
-    return found
-
-
-def below(pid: int) -> set[int]:
-    numbers = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
-    parents = {number: seen("stat", number).rpartition(")")[2].split()[1:2] for number in numbers}
-    found = {str(pid)}
-    while more := {str(child) for child, parent in parents.items() if parent and parent[0] in found} - found:
-        found |= more
-    return {int(child) for child in found} - {pid}
-
-
-def seen(name: str, pid: int) -> str:
-    """A file of /proc; empty if the process is gone, or hidden."""
-    try:
-        return Path(f"/proc/{pid}/{name}").read_text()
-    except OSError:
-        return ""
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from tests.servers import REGION, s3_server
 LIMIT = 280.0  # seconds
 CASES = [
     "crash/coordinator-dies.before-index",
-    "damage/chunks.flipped",
+    "damage/source.file",
     "order/zombie.before-decision",
     "store/decided-elsewhere.an-abort",
 ]

@@ -59,9 +59,11 @@ def not_offered(case: Case, column: Column, states: Mapping[str, State], store: 
 
 
 def _as_expected(outcome: Outcome, message: str, reason: str) -> tuple[Outcome, str]:
-    """Expected failures are strict: a pass is one more failure."""
+    """Expected failures are strict: a pass is one more failure, and what is not run cannot be on the list."""
     if outcome == "passed":
         return "unexpected-pass", f"expected to fail: {reason}"
+    if outcome == "not-offered":
+        return "error", f"expected to fail ({reason}), and not offered: {message}"
     return ("expected-failure", f"{reason} {message}") if outcome == "failed" else (outcome, message)
 
 
@@ -78,7 +80,11 @@ def _run(case: Case, column: Column, bench: Bench, steps: list[StepResult]) -> t
     except Exception as error:  # noqa: BLE001 - one cell must not end the run; what happened is in the report
         steps.append(StepResult(title="the suite itself failed", log=traceback.format_exc()))
         message = f"the suite itself failed: {type(error).__name__}: {error}"
-    _put_away(cell, bench, keep=outcome not in ("passed", "not-offered"))
+    try:
+        _put_away(cell, bench, keep=outcome not in ("passed", "not-offered"))
+    except Exception as error:  # noqa: BLE001 - what was found of the implementation is told all the same
+        message = f"{message}\nWhat the cell left could not be put away: {type(error).__name__}: {error}".lstrip()
+        outcome = "failed" if outcome == "failed" else "error"
     return outcome, message
 
 

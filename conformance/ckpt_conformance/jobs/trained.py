@@ -10,7 +10,7 @@ from typing import Any
 from ckpt_conformance.cases.steps import Like
 from ckpt_conformance.jobs.expect import same
 
-CLOSE = 1e-9
+CLOSE = 1e-12
 """How far apart, absolutely or relatively, losses and elements may be that are compared closely."""
 Answers = Sequence[Mapping[str, Any]]
 """The answers to `train`, one a rank."""

@@ -16,7 +16,8 @@ class WatchedRun:
     """A run and its place.
 
     What the suite itself has spoilt is excused, and no more. An object is excused for as long as it is what the suite left. What
-    follows from it elsewhere is excused where the checker sees it right after the damage, in a generation that the step names.
+    follows from it elsewhere is excused where the checker sees it right after the damage, in the folder of a generation that the
+    step names. A key that the step names is excused whatever follows for it later.
     """
 
     def __init__(self, place: Place) -> None:
@@ -26,6 +27,7 @@ class WatchedRun:
         self._consequences: set[tuple[str, str]] = set()
         self._written: set[str] = set()
         self._named: set[str] = set()
+        self._is_fresh = False
         self._decisive: Mapping[str, bytes] = {}
         self._kept: Kept | None = None
         self._lost: set[str] = set()
@@ -34,7 +36,8 @@ class WatchedRun:
         """Damage the store. `named`: the generations, and the keys, that are no longer right by it. Raises `ValueError`."""
         before = checker.survey(self.place).generations
         self._written = set(damage.apply(self.place, ops))
-        self._named = set(named)
+        self._named |= set(named)
+        self._is_fresh = True
         self._spoilt |= {key: self.place.read(key) for key in self._written}
         decided = {name for name, facts in before.items() if facts.decision != "none"}
         self._undecided |= {key for key in self._written if keys.generation_of(key) not in decided}
@@ -45,18 +48,20 @@ class WatchedRun:
         other._spoilt |= self._spoilt
         other._undecided |= self._undecided
         other._consequences |= self._consequences
+        other._named |= self._named
 
     def look(self) -> tuple[list[str], Any]:
         """What is wrong, and the survey."""
         survey = self.survey()
         excused = self._excused(survey)
         found = checker.check(self.place, damaged=excused)
-        self._consequences |= {(problem.key, problem.clause) for problem in found if self._is_named(problem.key)}
-        found += self._collected(excused)
-        problems = [str(problem) for problem in found if (problem.key, problem.clause) not in self._consequences]
+        if self._is_fresh:
+            here = [problem for problem in found if keys.generation_of(problem.key) in self._named]
+            self._consequences |= {(problem.key, problem.clause) for problem in here}
+        problems = list(map(str, self._unexpected([*found, *self._collected(excused)])))
         before, self._decisive = self._decisive, checker.decisive(self.place)
         problems += changes(before, self._decisive, self._written)
-        self._written, self._named = set(), set()
+        self._written, self._is_fresh = set(), False
         return problems, survey
 
     def survey(self) -> Any:
@@ -78,25 +83,30 @@ class WatchedRun:
         spoilt = {key for key in self._spoilt if not (key in self._undecided and keys.generation_of(key) in committed)}
         return {key for key in spoilt if key.endswith("/claim.json") or self.place.read(key) == self._spoilt[key]}
 
-    def _is_named(self, key: str) -> bool:
-        return key in self._named or keys.generation_of(key) in self._named
+    def _unexpected(self, found: Sequence[Problem]) -> list[Problem]:
+        new = [problem for problem in found if (problem.key, problem.clause) not in self._consequences]
+        return [problem for problem in new if problem.key not in self._named]
 
     def _collected(self, excused: Collection[str]) -> list[Problem]:
         """What was retired or deleted since the last look although it had to be kept."""
         now = checker.kept(self.place, damaged=excused)
-        before, self._kept = self._kept or now, now
+        before, self._kept = self._kept, now
         wanting = {generation: self._wanting(generation, excused) for generation in now.reasons.keys() & now.retired}
-        problems = list(checker.retired_too_much(before, now))
-        for generation, reason in now.since(before).items():
-            if wanting.get(generation) and generation not in self._lost:
-                text = f"had to be kept, for it is {reason}: {wanting[generation][0]}"
-                problems.append(Problem(keys.folder(generation), "K-7", text))
-        self._lost = {generation for generation, wrong in wanting.items() if wrong}
-        return problems
+        lost, self._lost = self._lost, {generation for generation, wrong in wanting.items() if wrong}
+        if before is None:
+            return []
+        reasons = now.since(before)
+        return [
+            *checker.retired_too_much(before, now),
+            *(
+                Problem(keys.folder(name), "K-7", f"had to be kept, for it is {reasons[name]}: {wanting[name][0]}")
+                for name in self._lost - lost
+                if name in reasons
+            ),
+        ]
 
     def _wanting(self, generation: str, excused: Collection[str]) -> list[Problem]:
-        found = checker.wanting(self.place, generation, damaged=excused)
-        return [problem for problem in found if (problem.key, problem.clause) not in self._consequences]
+        return self._unexpected(checker.wanting(self.place, generation, damaged=excused))
 
 
 def changes(before: Mapping[str, bytes], after: Mapping[str, bytes], by_suite: Collection[str] = ()) -> list[str]:
