@@ -103,14 +103,15 @@ def put(place: Place, key: str, record: Any) -> None:
     place.write(key, canonical.encode(record))
 
 
-def database(place: FilePlace, folder: str, **config: Any) -> ts.KvStore:
+def database(place: Place, folder: str, **config: Any) -> ts.KvStore:
     """A database to write to, past all that a writer does."""
-    base = {"driver": "file", "path": f"{place.root}/{folder}"}
     pinned = {"max_inline_value_bytes": 512, "max_decoded_node_bytes": 2**20, "version_tree_arity_log2": 4, "compression": None}
-    return ts.KvStore.open({"driver": "ocdbt", "base": base, "config": pinned | config}, context=ts.Context()).result()
+    return ts.KvStore.open(
+        {"driver": "ocdbt", "base": place.kvstore(folder), "config": pinned | config}, context=ts.Context()
+    ).result()
 
 
-def view(place: FilePlace, generation: str) -> ts.KvStore:
+def view(place: Place, generation: str) -> ts.KvStore:
     """The merged view of a generation."""
     return database(place, keys.state(generation))
 

@@ -108,7 +108,10 @@ def without_defect(case: str) -> str:
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_defect_is_seen_by_its_cases_alone(name: str) -> None:
     """The same cases pass without the defect."""
-    assert run(name, [*EXPECTED[name], *HEALTHY]) == {**dict.fromkeys(HEALTHY, "passed"), **dict.fromkeys(EXPECTED[name], "failed")}
+    assert run(name, [*EXPECTED[name], *HEALTHY]) == {
+        **dict.fromkeys(HEALTHY, "passed"),
+        **dict.fromkeys(EXPECTED[name], "failed"),
+    }
     assert [without_defect(case) for case in EXPECTED[name]] == ["passed"] * len(EXPECTED[name])
 
 

@@ -59,6 +59,6 @@ def test_every_case_is_listed(installed: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("adapter", ["jax", "torch", "minimal"])
 def test_cases_pass(installed: Path, tmp_path: Path, adapter: str) -> None:
     """A reading case, on each adapter; the golden files come out of the wheel."""
-    done = run(installed, tmp_path, "-m", "ckpt_conformance", "run", "--adapter", adapter, "--only", "golden/*", "-j", "1")
+    done = run(installed, tmp_path, "-m", "ckpt_conformance", "run", "--adapter", adapter, "--only", "golden/read", "-j", "1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "passed" in done.stdout

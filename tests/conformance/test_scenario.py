@@ -98,7 +98,10 @@ def test_what_is_compared_of_trainings() -> None:
         ([save(expect={"exit": "fine"})], "expect.exit is 'fine'"),
         ([save(expect={"answer": {}})], "'exit' is missing"),
         ([save(expect={"exit": "done", "step": 1})], "only restore"),
-        ([{"do": "train", "steps": 1, "expect": {"exit": "refused", "error": "call", "like": {"exactly": "k"}}}], "all must be done"),
+        (
+            [{"do": "train", "steps": 1, "expect": {"exit": "refused", "error": "call", "like": {"exactly": "k"}}}],
+            "all must be done",
+        ),
         ([{"do": "restore", "state": "s", "expect": {"exit": "done", "content": {"a": 1}}}], "goes with expect.step"),
         ([save(processes=0)], "processes is 0"),
         ([save(processes=True)], "processes is True"),

@@ -1,4 +1,4 @@
-"""A run as the suite sees it from step to step: what the checker says of it, and what must not change from one look to the next."""
+"""A run as the suite sees it from step to step: what the checker says of it, and what must not change between two looks."""
 
 from __future__ import annotations
 

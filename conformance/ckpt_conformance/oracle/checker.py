@@ -2,8 +2,8 @@
 
 Records are judged by themselves (`records`), then against each other; every commit that is not retired is proven anew from its
 receipts (P-35), its manifest is derived anew and compared (R-60), and every byte of it is read and compared with its digest.
-What a retired or aborted generation has left of its data is not looked at, unless it has to be kept (`retention`), but the records
-that are there have to be right.
+What a retired or aborted generation has left of its data is not looked at here (see `wanting`), but the records that are there
+have to be right.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ them. (A base, a pin or a receipt that came later may have found the data gone.)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from ckpt_conformance.oracle import keys
@@ -31,7 +32,7 @@ class Kept:
 
     """
 
-    reasons: Mapping[str, Set[str]] = field(default_factory=dict)
+    reasons: Mapping[str, AbstractSet[str]] = field(default_factory=dict)
     retired: frozenset[str] = frozenset()
     usable: frozenset[str] = frozenset()
 
