@@ -70,7 +70,7 @@ class ObjectStore:
         return self._retry(f"get {key}", lambda: self._range(key, first, last))
 
     def size(self, key: str) -> int | None:
-        """As `Store.size`. No driver tells a size: a small value is read, of a large one the end is searched for, a byte a time."""
+        """As `Store.size`. No driver tells a size: a small value is read, of a large one single bytes show where it ends."""
         head = self.get(key, 0, SMALL)
         if head is None or len(head) < SMALL:
             return None if head is None else len(head)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
+import re
 import sys
 import time
 from collections import Counter
@@ -11,23 +13,32 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
 from simulation import exhaustive
+from simulation.faults import KINDS
 from simulation.run import Outcome, Reduced, run_seed
 from simulation.shrink import shrink
 
 SEEDS = range(2000)
 BATCH = 25
+CUT_OFF = 141
+"""The exit status when whoever reads the output has seen enough (`| head`): that of a process which SIGPIPE has ended."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0 if every invariant held, 1 if one did not."""
+    """The exit status: 0 if every invariant held, 1 if one did not, `CUT_OFF`. A call that makes no sense exits with 2."""
     options = _options(arguments)
-    return int(not options.do(options))
+    try:
+        held = options.do(options)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what the interpreter flushes at its end
+        return CUT_OFF
+    return int(not held)
 
 
 def _run(options: argparse.Namespace) -> bool:
     started, told, counts = time.monotonic(), time.monotonic(), Counter[str]()
     number, failed = 0, 0
-    for batch in _batches(options.seeds, options.minutes, options.jobs):
+    for batch in _batches(_seeds(options), options.minutes, options.jobs):
         for seed, clause, what, counted in batch:
             number, counts = number + 1, counts + Counter(counted)
             if clause is not None:
@@ -46,6 +57,12 @@ def _run(options: argparse.Namespace) -> bool:
     return failed == 0
 
 
+def _seeds(options: argparse.Namespace) -> Iterable[int]:
+    if options.seeds is not None:
+        return options.seeds
+    return SEEDS if options.minutes is None else itertools.count()
+
+
 def _explain(outcome: Outcome) -> None:
     reduced, smallest = shrink(outcome)
     print(f"  {smallest.violation}")
@@ -57,13 +74,20 @@ def _explain(outcome: Outcome) -> None:
 
 def _replay(options: argparse.Namespace) -> bool:
     outcome = run_seed(options.seed, Reduced(without=options.without, only=options.only))
+    scenario = outcome.scenario
+    if unknown := options.without - {*KINDS, *scenario.everybody}:
+        options.refuse(
+            f"--without {','.join(sorted(unknown))}: neither a kind of fault ({', '.join(KINDS)}) "
+            f"nor somebody in seed {options.seed} ({', '.join(scenario.everybody)})"
+        )
     if options.trace:
         print("\n".join(str(line) for line in outcome.trace))
-    scenario = outcome.scenario
     print(f"seed {outcome.seed}: {scenario.kind}, {'arrays' if scenario.arrays else 'values'}, {', '.join(scenario.everybody)}")
     print(f"{outcome.operations} operations in {outcome.seconds:.0f} simulated seconds, {len(outcome.faults)} fault(s):")
     for fault in outcome.faults:
         print(f"  {fault}")
+    if unmet := (options.only or frozenset()) - {fault.number for fault in outcome.faults}:
+        print(f"nothing goes wrong at {', '.join(map(str, sorted(unmet)))}, where --only allows it")
     print("every invariant held" if outcome.violation is None else f"violated: {outcome.violation}")
     return outcome.violation is None
 
@@ -110,17 +134,20 @@ def _some(seeds: Sequence[int]) -> list[Told]:
 
 
 def _range(text: str) -> range:
-    first, _, last = text.partition(":")
-    return range(int(first), int(last)) if last else range(int(first), int(first) + 1)
+    found = re.fullmatch(r"(\d+)(?::(\d+))?", text)
+    seeds = range(int(found[1]), int(found[2] or int(found[1]) + 1)) if found else range(0)
+    if not seeds:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected A:B, the seeds from A up to but not B, or one seed")
+    return seeds
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m simulation", description=__doc__)
     verbs = parser.add_subparsers(required=True, metavar="run|replay|exhaustive")
     run = verbs.add_parser("run", help="run many seeds")
-    run.add_argument("--seeds", type=_range, default=SEEDS, metavar="A:B", help="which (default 0:2000)")
-    run.add_argument("--minutes", type=float, help="stop after so long; from A on without end, if only --minutes is given")
-    run.add_argument("-j", "--jobs", type=int, default=1, help="processes")
+    run.add_argument("--seeds", type=_range, metavar="A:B", help="which (default 0:2000; with --minutes all from 0 on)")
+    run.add_argument("--minutes", type=_minutes, help="start no more seeds after so long")
+    run.add_argument("-j", "--jobs", type=_count, default=1, help="processes")
     run.add_argument("--shrink", type=int, default=3, metavar="N", help="make the first N failures smaller (default 3)")
     run.add_argument("--most-failures", type=int, default=20, metavar="N", help="stop after N (default 20)")
     run.set_defaults(do=_run)
@@ -131,12 +158,21 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--without", type=_words, default=frozenset(), metavar="WHAT,…", help="kinds of faults, and names, to leave out"
     )
     replay.add_argument("--only", type=_numbers, metavar="N,…", help="operations at which faults may happen ('none' for none)")
-    replay.set_defaults(do=_replay)
+    replay.set_defaults(do=_replay, refuse=replay.error)
     verbs.add_parser("exhaustive", help="try every moment").set_defaults(do=_exhaustive)
-    options = parser.parse_args(arguments)
-    if getattr(options, "minutes", None) is not None and options.seeds == SEEDS:
-        options.seeds = itertools.count()
-    return options
+    return parser.parse_args(arguments)
+
+
+def _minutes(text: str) -> float:
+    if not float(text) > 0:
+        raise argparse.ArgumentTypeError(f"{text}: expected more than 0")
+    return float(text)
+
+
+def _count(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: expected 1 or more")
+    return int(text)
 
 
 def _words(text: str) -> frozenset[str]:
@@ -144,6 +180,8 @@ def _words(text: str) -> frozenset[str]:
 
 
 def _numbers(text: str) -> frozenset[int]:
+    if not re.fullmatch(r"none|\d+(,\d+)*", text):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected numbers of operations, as in 3,118, or none")
     return frozenset() if text == "none" else frozenset(map(int, text.split(",")))
 
 

@@ -160,7 +160,7 @@ class Judge:
         self._count("retired")
 
     def _check_decision(self, generation: GenerationId, change: Change) -> None:
-        record, number = self.oracle.decisions[generation], change.by.incarnation or 0
+        record, number = self.oracle.decisions[generation], change.by.decides_as(generation.incarnation)
         if number < generation.incarnation:
             raise Violation("P-34", f"{change.by.name} of incarnation {number} has decided {generation}")
         if record["decision"] == "commit":
@@ -170,6 +170,8 @@ class Judge:
             self._count("committed")
             return
         self._count("aborted")
+        if change.by.role == "finisher":
+            raise Violation("P-58", f"{change.by.name} has aborted {generation}, which is not its own")
         if NO_ROOM not in record["reason"]:
             self._check_abort(generation, change, number)
 

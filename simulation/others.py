@@ -1,4 +1,4 @@
-"""Who else uses a run: collectors beside the job, readers, and people who mark, pin and verify."""
+"""Who else uses a run: collectors beside the job, readers, and people who mark, pin, verify and finish."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from ckptcore import restore
 from ckptcore.errors import CheckpointError, CommitUnknown, DeadlineExceeded, NotFound, Retired, StoreError, Superseded
 from ckptcore.keep import Keep
 from ckptcore.match import Rules
+from ckptcore.recovery import recover
 from ckptcore.retention import Collector
 from ckptcore.run import Run
 from ckptcore.store import Storage
@@ -69,6 +70,21 @@ def restore_newest(world: World, process: Process) -> None:
     run = Run(world.store(process), Storage(), clock=world.clock())
     checkpoint = run.checkpoint()
     world.judge.restored("a reader", checkpoint.generation, restore.host(checkpoint, ["params"], rules=Rules(), ranks={}))
+
+
+def finish(world: World, process: Process, *, times: int, every: float) -> None:
+    """A person who commits what is complete and undecided, whether its job lives or not."""
+    clock, store = world.clock(), world.store(process)
+    for _ in range(times):
+        clock.sleep(every * world.chance.random())
+        if world.quiet:
+            return
+        try:
+            recover(store, apply=True, clock=clock)
+        except (StoreError, NotFound):
+            continue
+        except CheckpointError as error:
+            raise Violation("errors", f"{process.name}: {type(error).__name__}: {error}") from error
 
 
 def operate(world: World, process: Process, *, times: int, every: float, quarantine: bool) -> None:

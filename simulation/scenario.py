@@ -37,6 +37,7 @@ class Scenario:
     operations: int
     """Operations of the store after which they stop at the latest."""
     last: Start = field(default_factory=lambda: Start(size=1, saves=1, final=True))
+    finishers: int = 0
 
     @property
     def everybody(self) -> tuple[str, ...]:
@@ -47,6 +48,7 @@ class Scenario:
             *(f"collector{number}" for number in range(self.collectors)),
             *(f"reader{number}" for number in range(self.readers)),
             *(f"operator{number}" for number in range(self.operators)),
+            *(f"finisher{number}" for number in range(self.finishers)),
         )
 
 
@@ -76,6 +78,7 @@ def draw(seed: int, chance: random.Random) -> Scenario:
         horizon=chance.choice([60.0, 200.0, 600.0]),
         operations=chance.choice([100, 200, 300, 500]),
         last=Start(size=chance.choice([1, 1, 2]), saves=1, arrays=arrays, final=True),
+        finishers=chance.choice([0, 0, 1, 2]),
     )
 
 

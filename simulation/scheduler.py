@@ -40,6 +40,10 @@ class Process:
         self.scheduler.resume(task)
         return task
 
+    def decides_as(self, incarnation: int) -> int:
+        """The incarnation for which it decides a generation of `incarnation`: its own, but for one who has none and may (P-58)."""
+        return incarnation if self.role == "finisher" else self.incarnation or 0
+
     def kill(self) -> None:
         """From now on nothing that this process does has any effect."""
         self.dead = True

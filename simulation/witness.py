@@ -108,7 +108,7 @@ class Witness:
         last = self._process.scheduler.task.asked
         if last[:2] == ("put", key):
             return  # the same put again, since the store gave no answer (P-39)
-        newer = names.claim_key((self._process.incarnation or 0) + 1)
+        newer = names.claim_key(self._process.decides_as(generation.incarnation) + 1)
         self._listener.deciding(self._process, generation, last == ("get", newer, "absent"))
 
 

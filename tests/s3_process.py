@@ -1,7 +1,7 @@
 """The process of an S3 server for tests: moto's, on a free port of the loopback interface, with everything in memory.
 
-Prints `port N` when it listens. Run as `python -m tests.s3_process`; `tests/servers.py` does. Only the HTTP is our own: werkzeug's
-server closes each connection after one request, and most of the requests are for what was just asked.
+Prints `port N` when it listens. Run as `python -m tests.s3_process`; `tests/servers.py` does. Only the connections are served by
+code of our own: werkzeug's server closes each one after a request, and moto takes a millisecond for what it was just asked.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from socketserver import StreamRequestHandler, ThreadingTCPServer
-from urllib.parse import unquote
+from urllib.parse import parse_qs, unquote
 
 from moto.moto_server.werkzeug_app import create_backend_app
 from werkzeug.test import Client
@@ -41,7 +41,8 @@ class Moto:
     """moto, asked one thing after the other, and nothing again whose answer is known.
 
     One after the other, since moto looks whether a key exists and stores the object in two steps: of two threads both could win a
-    conditional put. What a GET of an object is answered changes only with another request for its path, a listing with any.
+    conditional put. What a GET of an object is answered changes only with another request for its path, a listing with
+    one for a path that begins with its prefix.
     """
 
     def __init__(self) -> None:
@@ -61,12 +62,14 @@ class Moto:
             return known[asked]
 
     def _forget(self, path: str) -> None:
-        """What a request may change: the object and all listings, or with one that names a bucket alone everything."""
+        """What a request may change: an object and the listings that it is in; everything, if it names no object."""
         bucket, _, key = path.partition("/")
         if not key:
             self._known.clear()
-        for changed in (path, bucket, ""):
-            self._known.pop(changed, None)
+        self._known.pop(path, None)
+        listings = self._known.get(bucket, {})
+        for asked in [asked for asked in listings if key.startswith(prefix_of(str(asked[0])))]:
+            del listings[asked]
 
     def _ask(self, request: Request) -> bytes:
         said = self._client.open(request.target, method=request.method, headers=dict(request.headers), data=request.body)
@@ -78,10 +81,15 @@ class Moto:
         return "\r\n".join([*lines, f"Content-Length: {length}", "", ""]).encode("latin-1") + said.data
 
 
+def prefix_of(target: str) -> str:
+    """What the keys of a listing begin with."""
+    return parse_qs(target.partition("?")[2]).get("prefix", [""])[0]
+
+
 class Connection(StreamRequestHandler):
     """A connection, which stays open until the client closes it, as S3's do."""
 
-    server: Server
+    server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
     disable_nagle_algorithm = True
 
     def handle(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -22,6 +23,7 @@ cases: Any = importlib.import_module("model_cases")
 EVERY = [*cases.CORRECT, *cases.VARIANTS, *cases.LARGE]
 SOURCES = {path.name: path.read_text(encoding="utf-8") for path in sorted(MODEL.glob("*.pml"))}
 CLAUSE = re.compile(r"\b([ACDEGHKLOPRSTV]-\d+)\b")
+MAKE = shutil.which("make")
 needs_spin = pytest.mark.skipif(bool(check.missing_tools()), reason="spin and gcc are needed: apt-get install spin gcc")
 
 HOLDS = """
@@ -136,6 +138,23 @@ def test_a_name_that_no_case_has_is_refused(monkeypatch: pytest.MonkeyPatch, cap
         check.main(["--only", "sav"])
     assert refused.value.code == 2
     assert "no case is called sav" in capsys.readouterr().err
+
+
+def test_the_list_is_grouped(capsys: pytest.CaptureFixture[str]) -> None:
+    assert check.main(["--list"]) == 0
+    groups = [group.splitlines() for group in capsys.readouterr().out.split("\n\n")]
+    assert [group[0].split()[0] for group in groups] == ["Configurations:", "Variants:", "Larger"]
+    assert [line.split()[0] for group in groups for line in group[1:]] == [each.name for each in EVERY]
+
+
+@pytest.mark.skipif(MAKE is None, reason="make is needed")
+@pytest.mark.parametrize(("status", "made"), [(0, 0), (1, 2), (77, 0)])
+def test_make_takes_a_missing_tool_for_no_failure(status: int, made: int, tmp_path: Path) -> None:
+    stand_in = tmp_path / "python"
+    stand_in.write_text(f"#!/bin/sh\nexit {status}\n")
+    stand_in.chmod(0o755)
+    done = subprocess.run([str(MAKE), "model", f"PYTHON={stand_in}"], cwd=SPEC.parent, capture_output=True, check=False)
+    assert done.returncode == made
 
 
 # What the model and its documents say

@@ -288,6 +288,18 @@ def report(result: Result) -> str:
     return f"{case.name:26} {found.states:>10,} {found.depth:>7,} {result.seconds:>6.1f} {found.megabytes:>6.0f}  {mark}{outcome}"
 
 
+def listing() -> Iterator[str]:
+    """The cases, group by group."""
+    groups = [
+        ("Configurations: nothing may break", cases.CORRECT),
+        ("Variants: each has to break the invariant that is named", cases.VARIANTS),
+        ("Larger configurations, with --large or by name", cases.LARGE),
+    ]
+    for heading, found in groups:
+        lines = [f"{case.name:26} {case.what}" + (f" (breaks {case.breaks})" if case.breaks else "") for case in found]
+        yield "\n".join([heading, *(f"  {line}" for line in lines)])
+
+
 def chosen(names: Sequence[str], *, large: bool) -> list[Case]:
     """The cases to run. Raises `ValueError` for a name that none has."""
     every = [*cases.CORRECT, *cases.VARIANTS, *cases.LARGE]
@@ -325,8 +337,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--large", action="store_true", help="run the searches that take minutes and gigabytes instead")
     options = parser.parse_args(arguments)
     if options.list:
-        for case in [*cases.CORRECT, *cases.VARIANTS, *cases.LARGE]:
-            print(f"{case.name:26} {case.what}" + (f" (breaks {case.breaks})" if case.breaks else ""))
+        print("\n\n".join(listing()))
         return 0
     missing = missing_tools()
     if missing:
