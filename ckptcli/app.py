@@ -9,28 +9,20 @@ from typing import Annotated
 
 import typer
 
-from ckptcli import ls, schema
 from ckptcli.ending import Status, guarded
+from ckptcli.lazily import COMMANDS, Commands
 from ckptcli.options import Settings
-from ckptcli.report import command as report
 from ckptcore.store import Storage
 
 app = typer.Typer(
     name="ckpt",
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-COMMANDS = (
-    ls.ls,
-    report.report,
-    schema.schema,
-)
-for command in COMMANDS:
-    app.command()(command)
 
 
 @app.callback()
@@ -66,10 +58,10 @@ def _run(arguments: list[str]) -> int:
     except typer.Abort as error:
         raise KeyboardInterrupt from error
     except typer.TyperException as error:
-        known = next((name for name in arguments if name in _names()), None)
-        sys.stderr.write(f"ckpt: {error.format_message()} (see `ckpt {known + ' ' if known else ''}-h`)\n")
+        message = error.format_message()
+        if message.startswith("Usage:"):  # a group without a command
+            sys.stderr.write(f"{message}\n")
+            return Status.CALL
+        known = next((name for name in arguments if name in COMMANDS), None)
+        sys.stderr.write(f"ckpt: {message} (see `ckpt {known + ' ' if known else ''}-h`)\n")
         return Status.CALL
-
-
-def _names() -> set[str]:
-    return {command.__name__ for command in COMMANDS}

@@ -34,6 +34,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     participants: int | None
     missing: list[int]
     reason: str
+    on_nodes: bool
     metrics: dict[str, float]
     tags: list[str]
     pinned: bool
@@ -89,6 +90,7 @@ def row(entry: Entry) -> Row:
         participants=entry.participants,
         missing=list(entry.missing),
         reason=entry.reason,
+        on_nodes=entry.on_nodes,
         metrics=dict(entry.listed.metrics),
         tags=list(entry.listed.tags),
         pinned=entry.listed.pinned,

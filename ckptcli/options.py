@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -43,7 +43,7 @@ def settings(context: typer.Context) -> Settings:
     return context.ensure_object(dict)["settings"]
 
 
-def named(which: str | None) -> dict[str, int | GenerationId]:
+def named(which: str | None) -> dict[str, Any]:
     """`WHICH` as an argument of `Run.checkpoint`: `step=…`, `generation=…`, or nothing."""
     if which is None:
         return {}

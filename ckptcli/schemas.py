@@ -13,12 +13,49 @@ from typing import Any
 
 import msgspec
 
+from ckptcli.cat import Found
+from ckptcli.cp import Copies
+from ckptcli.diff import Difference
+from ckptcli.explain import Explanation
+from ckptcli.fork import Forked
+from ckptcli.formats.shared import Imported, Written
+from ckptcli.gc import Collected
+from ckptcli.interval import Advice
 from ckptcli.ls import Listing
+from ckptcli.mirror import Mirrored
+from ckptcli.pin import Pinned
+from ckptcli.quarantine import Quarantined
+from ckptcli.recover import Recovery
 from ckptcli.report import command as report
+from ckptcli.rollback import Rollback
+from ckptcli.show import Shown
+from ckptcli.status import Report
+from ckptcli.tag import Tagged
+from ckptcli.tree import Tree
+from ckptcli.verify import Verified
 
 DOCUMENTS: dict[str, type[msgspec.Struct]] = {
     "ls": Listing,
+    "verify": Verified,
+    "tree": Tree,
+    "show": Shown,
+    "explain": Explanation,
+    "diff": Difference,
+    "cat": Found,
     "report": report.Written,
+    "status": Report,
+    "interval": Advice,
+    "recover": Recovery,
+    "rollback": Rollback,
+    "quarantine": Quarantined,
+    "tag": Tagged,
+    "pin": Pinned,
+    "gc": Collected,
+    "fork": Forked,
+    "cp": Copies,
+    "mirror": Mirrored,
+    "export": Written,
+    "import": Imported,
 }
 """By command."""
 

@@ -55,7 +55,7 @@ def plain(stored: str) -> str:
 
 def plural(count: int, noun: str) -> str:
     """`1 leaf`, `3 leaves`."""
-    irregular = {"leaf": "leaves", "component": "components"}
+    irregular = {"leaf": "leaves", "process": "processes"}
     return f"{count:,} {noun if count == 1 else irregular.get(noun, noun + 's')}"
 
 

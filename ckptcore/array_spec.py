@@ -112,6 +112,11 @@ class StoredArray:
         """Bytes an element. Raises `UnsupportedFormat` for an unknown dtype."""
         return dtypes.itemsize(self.dtype)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return math.prod(self.shape) * self.itemsize
+
     def piece(self, chunk: int) -> Piece:
         """The zarr array that holds a chunk."""
         if self.grid.chunk_shape is not None:

@@ -56,13 +56,15 @@ class _Batch:
 class DatabaseWriter:
     """Writes the database below `prefix`, which belongs to this process alone. Used from one thread.
 
-    Arrays given to `add` must not change until `finish` or `close` has returned. After an
+    Arrays given to `add` must not change until `finish` or `close` has returned. `streamed`: they exist only to
+    be written, so their memory is bounded too; an array may be added in several parts. After an
     error the database is of no use: its process delivers a failed receipt.
     """
 
-    def __init__(self, store: Store, prefix: str) -> None:
+    def __init__(self, store: Store, prefix: str, *, streamed: bool = False) -> None:
         self._store = store
         self._prefix = prefix
+        self._streamed = streamed
         self._spec = database(store, prefix)
         self._kvstore: ts.KvStore | None = None
         self._pool = Workers(DIGEST_THREADS, "digest")
@@ -125,7 +127,7 @@ class DatabaseWriter:
             piece = array.piece(chunk)
             if piece.prefix not in opened:
                 opened[piece.prefix] = self._open(array, piece)
-            self._write(opened[piece.prefix], array, chunk, data, copied=data is not given)
+            self._write(opened[piece.prefix], array, chunk, data, copied=self._streamed or data is not given)
             digests[chunk] = digest(data) if data.nbytes < INLINE_BYTES else self._pool.submit(digest, data)
         return {chunk: found if isinstance(found, str) else found.result() for chunk, found in digests.items()}
 

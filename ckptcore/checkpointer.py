@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Self
 
-from ckptcore import guarantees, ledger, notes, snapshot, wants
+from ckptcore import guarantees, ledger, notes, phases, snapshot, wants
 from ckptcore.arguments import check_components, check_init, check_like, check_step
 from ckptcore.backend import Backend
 from ckptcore.beginning import Beginning, described, prepare
@@ -31,11 +31,13 @@ from ckptcore.keep import Keep
 from ckptcore.ledger import Decided, manifest_of, metadata_of
 from ckptcore.match import Conversion, Rename, Rules, cast_name
 from ckptcore.names import GenerationId, Named, named_generation
+from ckptcore.nodes import Local, NodeStore
+from ckptcore.observers import Observers
 from ckptcore.preemption import Preemption
 from ckptcore.records import Level, Manifest, Run
 from ckptcore.resuming import AGREEMENT_TIMEOUT, Request, Resumer
 from ckptcore.saving import Saving, give_up
-from ckptcore.schedule import Every
+from ckptcore.schedule import Every, Optimal
 from ckptcore.session import Session, together, together_telling
 from ckptcore.store import Storage, open_store
 from ckptcore.union import Exchange
@@ -71,7 +73,8 @@ class Checkpointer:
     """Saves and restores one run, on every rank of a job. Use it as a context manager.
 
     `url`: a path, `file://`, `s3://`, `gs://`, `memory://`; the same on every rank.
-    `storage`: what a URL cannot say. `keep`: retention. `interval`: steps between saves, or `Every(...)`.
+    `storage`: what a URL cannot say. `local`: where each node keeps data first. `keep`: retention.
+    `interval`: steps between saves, `Every(...)` or `Optimal(...)`.
     `require`: the least guarantee a save must give. `derived`: needs of the guarantee that are met inside another
     component or by the step (`{"schedule": "optimizer", "rng": "step"}`). `start_from`: the URL of a run
     whose weights a new run starts from, or a `Source` such as `Safetensors`; used only while this run has no commit of its own.
@@ -79,6 +82,8 @@ class Checkpointer:
     `on_preemption`: `"save"` saves at the step all ranks agree on and raises `Preempted`, `"ignore"` does nothing.
     `coordinator_timeout`: seconds to wait for every rank's receipt. `max_staging_bytes`: bound of one snapshot.
     `chunk_bytes`: the most bytes of one chunk; smaller ones suit other meshes better.
+    `verify_rate`: bytes a second at which rank 0 reads each commit back in the background, to note whether it is whole.
+    `metrics_port`: the port at which rank 0 serves Prometheus metrics.
     `on_event`: called with an `Event` for everything that happens, some of it in background threads.
     """
 
@@ -89,8 +94,9 @@ class Checkpointer:
         backend: Backend,
         watch: Callable[[], Preemption] | None = None,
         storage: Storage | None = None,
+        local: str | os.PathLike[str] | Local | None = None,
         keep: Keep | None = None,
-        interval: int | Every | None = None,
+        interval: int | Every | Optimal | None = None,
         require: Level | None = None,
         derived: Derived | None = None,
         start_from: Start | None = None,
@@ -99,6 +105,8 @@ class Checkpointer:
         coordinator_timeout: float = 600.0,
         max_staging_bytes: int | None = None,
         chunk_bytes: int = CHUNK_BYTES,
+        verify_rate: float | None = None,
+        metrics_port: int | None = None,
         on_event: Listener | None = None,
     ) -> None:
         if on_preemption not in ("save", "ignore"):
@@ -116,7 +124,17 @@ class Checkpointer:
         self._require: Level | None = require
         self._timeout, self._limits = coordinator_timeout, snapshot.Limits(chunk_bytes, max_staging_bytes)
         self._exchange = Exchange(self._channel)
-        self._on_event = on_event
+        self._local = local if isinstance(local, Local | None) else Local(local)
+        self._cadence = Cadence(interval, self._channel, self._clock)
+        self._handle: SaveHandle | None = None
+        self._on_event = self._observers = Observers(
+            self._store,
+            self._channel.rank,
+            on_event=on_event,
+            metrics_port=metrics_port,
+            verify_rate=verify_rate,
+            saving=self._in_flight,
+        )
         self._resumer = Resumer(
             store=self._store,
             storage=self._storage,
@@ -124,15 +142,15 @@ class Checkpointer:
             channel=self._channel,
             clock=self._clock,
             start_from=start_from,
-            on_event=on_event,
+            on_event=self._on_event,
             run_id=run_id,
+            local=self._local,
         )
-        self._cadence = Cadence(interval, self._channel, self._clock)
         self._watch = watch() if watch is not None and on_preemption == "save" else None
         self._preempted = self._closed = self._remapped = False
         self._untidy = True
         self._session: Session | None = None
-        self._handle: SaveHandle | None = None
+        self._phases: dict[str, int] = {}
         self._latest: Decided | None = None
         self._last_step = 0
         self._attempts: dict[int, int] = {}
@@ -215,6 +233,7 @@ class Checkpointer:
 
     def should_save(self, step: int) -> bool:
         """Whether to save after `step` completed updates; the same answer on every rank. Call it at every step."""
+        self._observers.at(step)
         if self._watch is not None and not self._preempted:
             self._preempted = self._watch.reached(step)
             if self._preempted:
@@ -284,8 +303,9 @@ class Checkpointer:
         started = self._clock.monotonic()
         shard = self._take(session, generation, order)
         told = notes.numbers(order.metrics)  # now: an array among them may be donated to the next step
-        shard.phases["stage"] = int((self._clock.monotonic() - started) * 1e6)
-        self._tell("staged", generation)
+        seconds = self._clock.monotonic() - started
+        shard.phases.update(phases.before(self._phases), stage=int(seconds * 1e6))
+        self._tell("staged", generation, detail={"seconds": seconds, "bytes": shard.staged.nbytes})
         saving = Saving(
             store=self._store,
             shard=shard,
@@ -293,6 +313,7 @@ class Checkpointer:
             keep=self._keep,
             metrics=told,
             tidy=self._untidy,
+            node=None if self._local is None else NodeStore.of(self._local, session.run_id, self._clock),
             clock=self._clock,
             on_event=self._on_event,
         )
@@ -341,6 +362,7 @@ class Checkpointer:
         try:
             self.wait()
         finally:
+            self._observers.close()
             self._backend.release()
 
     def __enter__(self) -> Self:
@@ -368,8 +390,9 @@ class Checkpointer:
             return None
         self._remapped = any(new != old for new, old in (request.remap or {}).items())
         base, generation = session.incarnation.base, resumed.base.generation
-        self._tell("restored", generation, f"reason: {base.reason}")
-        return Restored(generation.step, resumed.components, generation, base.guarantee, base.reason, manifest_of(resumed.base))
+        manifest = manifest_of(resumed.base)
+        self._tell("restored", generation, f"reason: {base.reason}", {"captured": manifest.captured})
+        return Restored(generation.step, resumed.components, generation, base.guarantee, base.reason, manifest)
 
     def _first(self, run: Run, prepared: Callable[..., Beginning]) -> Restored:
         """The first state of a run that was begun from another one, or from a checkpoint in another format."""
@@ -405,9 +428,11 @@ class Checkpointer:
         self._cadence.begin(self._last_step)
 
     def _finish(self, saving: Saving) -> Manifest:
-        self._untidy = True  # unless all goes well
+        self._untidy, self._phases = True, {}  # unless all goes well
+        started = self._clock.monotonic()
         decided = saving.run()
-        self._untidy = False
+        self._untidy, self._phases = False, saving.shard.phases
+        self._cadence.cost(self._phases["stage"] / 1e6, self._clock.monotonic() - started)
         manifest = manifest_of(decided)
         if manifest.guarantee.level != "weights":
             self._latest, self._remapped = decided, False
@@ -445,5 +470,9 @@ class Checkpointer:
                 f"step {step} lies before step {self._last_step}, where this job is; restore the older checkpoint first"
             )
 
-    def _tell(self, kind: Any, generation: GenerationId | None, message: str = "") -> None:
-        tell(self._on_event, Event(kind, self._channel.rank, generation, message))
+    def _in_flight(self) -> GenerationId | None:
+        handle = self._handle
+        return None if handle is None or handle.done() else handle.generation
+
+    def _tell(self, kind: Any, generation: GenerationId | None, message: str = "", detail: dict[str, Any] | None = None) -> None:
+        tell(self._on_event, Event(kind, self._channel.rank, generation, message, detail or {}))

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from ckptcore import arrays, ledger, names, orbax_view, records
+from ckptcore import arrays, ledger, names, orbax_view, phases, records
 from ckptcore.clock import Clock
 from ckptcore.digests import digest
 from ckptcore.errors import Damaged, DamageError, StoreUnavailable, Superseded
@@ -26,13 +27,17 @@ DECISION_TIMEOUT = 120.0
 
 @dataclass(frozen=True)
 class Coordinator:
-    """Decides generations of one run on behalf of incarnation `incarnation`."""
+    """Decides generations of one run on behalf of incarnation `incarnation`.
+
+    `phases` is told how long the newest decision took: microseconds of `wait`, for receipts, and of `commit`.
+    """
 
     store: Store
     run_id: str
     incarnation: int
     clock: Clock = field(default_factory=Clock)
     on_event: Listener | None = None
+    phases: dict[str, int] = field(default_factory=dict)
 
     def commit(self, generation: GenerationId, participants: int, *, timeout: float) -> Decided:
         """Wait up to `timeout` seconds for the receipts of all participants, then decide.
@@ -40,31 +45,39 @@ class Coordinator:
         Returns the ledger's decision, commit or abort. Raises `Superseded`, or a `StoreError` or `CommitUnknown`
         when the truth could not be found out; then nothing is decided, or nobody knows what is: conclude it later.
         """
+        started = self.clock.monotonic()
         receipts = self._wait(generation, participants, timeout)
         if isinstance(receipts, Refuted):
             return self.abort(generation, receipts)
-        self._tell("receipts-complete", generation)
+        self._tell("receipts-complete", generation, detail={"seconds": self._timed("wait", started)})
         return self.conclude(generation, receipts)
 
     def conclude(self, generation: GenerationId, receipts: Mapping[int, bytes] | None = None) -> Decided:
         """Decide from what the store holds now: commit what is proven, abort what is refuted."""
+        found = self.finish(generation, receipts)
+        return self.abort(generation, found) if isinstance(found, Refuted) else found
+
+    def finish(self, generation: GenerationId, receipts: Mapping[int, bytes] | None = None) -> Decided | Refuted:
+        """Commit what is proven, as `conclude` does. What is refuted stays undecided, and the result says why it is."""
+        started = self.clock.monotonic()
         decided = ledger.read(self.store, self.run_id, generation)
         if decided is not None:
             self.store.sync(names.LEDGER)  # it is visible; whoever put it may die before it is durable
             return decided
         found = self.examine(generation, receipts)
         if isinstance(found, Refuted):
-            return self.abort(generation, found)
+            return found
         try:
             problems = self.publish_derived(found)
         except Damaged as error:
             problems = [str(error)]
         if problems:
-            return self.abort(generation, Refuted("; ".join(problems[:8])))
+            return Refuted("; ".join(problems[:8]))
         self._tell("proven", generation)
         self.fence(generation)
         decided = ledger.decide(self.store, found.manifest, clock=self.clock, timeout=DECISION_TIMEOUT)
-        self._tell("committed" if decided.committed else "aborted", generation)
+        detail = {"seconds": self._timed("commit", started)} | phases.told(found.manifest, found.receipts)
+        self._tell("committed" if decided.committed else "aborted", generation, detail=detail)
         return decided
 
     def examine(self, generation: GenerationId, receipts: Mapping[int, bytes] | None = None) -> Proven | Refuted:
@@ -205,5 +218,11 @@ class Coordinator:
             return f"{key} differs from its digest"
         return None
 
-    def _tell(self, kind, generation: GenerationId, message: str = "") -> None:
-        tell(self.on_event, Event(kind, 0, generation, message))
+    def _timed(self, phase: str, started: float) -> float:
+        """Note how long a phase took; returns it in seconds."""
+        seconds = self.clock.monotonic() - started
+        self.phases[phase] = int(seconds * 1e6)
+        return seconds
+
+    def _tell(self, kind, generation: GenerationId, message: str = "", detail: dict[str, Any] | None = None) -> None:
+        tell(self.on_event, Event(kind, 0, generation, message, detail or {}))

@@ -16,6 +16,8 @@ Kind = Literal[
     "staged",
     "chunk-written",
     "written",
+    "on-nodes",
+    "uploaded",
     "receipt",
     "receipts-complete",
     "proven",
@@ -27,18 +29,30 @@ Kind = Literal[
     "fallen-back",
     "preempted",
     "superseded",
+    "undecided",
     "retired",
     "collection-failed",
+    "verified",
+    "damaged",
+    "verification-failed",
 ]
 
-_LOUD = {"fallen-back", "preempted", "superseded", "failed", "collection-failed", "aborted"}
+_LOUD = {
+    *("fallen-back", "preempted", "superseded", "failed", "collection-failed", "aborted"),
+    *("undecided", "damaged", "verification-failed"),
+}
 _LINE = 200
 """The most characters of a reason in a log line; the event and the error have all of it."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that happened. `generation` is the save or restore it belongs to; `detail` depends on `kind`."""
+    """One thing that happened. `generation` is the save or restore it belongs to; `detail` depends on `kind`.
+
+    `staged` and `written` tell `seconds` and `bytes` of this rank, `receipts-complete` and `committed` on rank 0 the `seconds`
+    that it has waited and decided. `committed` on rank 0, `restored` and `verified` tell when the state was `captured`; the first
+    also the `bytes` of all ranks, the `slowest` rank, and its `slowest_seconds`.
+    """
 
     kind: Kind
     rank: int
@@ -59,6 +73,7 @@ def shorten(reason: object) -> str:
 def tell(listener: Listener | None, event: Event) -> None:
     """Log `event` and hand it to `listener`, in the calling thread.
 
+    The log record has `kind`, `rank` and `generation` (None where there is none) as attributes, for handlers that write fields.
     An error of the listener is logged with its traceback and goes no further: a metrics service that is
     down must not make a save fail that is whole.
     """
@@ -69,6 +84,11 @@ def tell(listener: Listener | None, event: Event) -> None:
         "" if event.generation is None else f" {event.generation}",
         event.rank,
         shorten(event.message),
+        extra={
+            "kind": event.kind,
+            "rank": event.rank,
+            "generation": None if event.generation is None else str(event.generation),
+        },
     )
     if listener is not None:
         try:

@@ -15,16 +15,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path as FilePath
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from ckptcore import canonical, digests, dtypes, readable, records
+from ckptcore import canonical, digests, dtypes, readable, records, values
 from ckptcore.errors import CallError, NotFound
 from ckptcore.geometry import Box
 from ckptcore.match import cast_name
-from ckptcore.names import check_component
+from ckptcore.names import Path, array_name, check_component
 from ckptcore.readable import Readable, StoredLeaf
 from ckptcore.records import ArrayLeaf
 from ckptcore.renames import Names, Renames
@@ -62,10 +62,11 @@ def as_source(start: Source) -> Source:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor as its format has it. `dtype` is logical."""
+    """A tensor as its format has it. `dtype` is logical; `prng_impl` is that of typed random keys, whose data it is."""
 
     dtype: str
     shape: tuple[int, ...]
+    prng_impl: str | None = None
 
     @property
     def nbytes(self) -> int:
@@ -74,7 +75,7 @@ class Tensor:
 
 
 class Foreign(ABC):
-    """Tensors in files of another format, under torch's names, as one component.
+    """Tensors in files of another format, as one component; under torch's names, unless the format says otherwise.
 
     `path`: where the checkpoint lies. `component`: what its tensors are to be called together. `names`: rules from the
     names in the files to the component's (`ckptcore.renames`). `cast`: the floating-point dtype that a run which starts
@@ -105,6 +106,14 @@ class Foreign(ABC):
     def _heads(self, tensors: Sequence[str]) -> Iterator[bytes]:
         """The first `HEAD_BYTES` of what is stored of each tensor."""
 
+    def _values(self) -> Mapping[str, Any]:
+        """What there is beside tensors, by the names that the rules apply to: values that a checkpoint can hold."""
+        return {}
+
+    def _path(self, new: str, name: str) -> Path:  # noqa: ARG002 - for formats with containers
+        """The path in the component of what the rules call `new` and the format `name`."""
+        return (("key", new),)
+
     def _pieces(self, tensor: str) -> Iterable[Box]:
         """Boxes that make up a tensor, in an order of their own, each cheap to read."""
         return pieces(self._tensors()[tensor])
@@ -113,6 +122,11 @@ class Foreign(ABC):
     def title(self) -> str:
         """What it is called in errors."""
         return f"{self.format} checkpoint {self.path}"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors of its component."""
+        return sum(self._tensors()[name].nbytes for name in self._names.values() if name in self._tensors())
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -128,19 +142,24 @@ class Foreign(ABC):
         return self._leaves
 
     def value(self, leaf: StoredLeaf) -> Any:
-        """There are no values."""
-        raise NotFound(f"{self.title} has no values, and no {leaf.name!r} among them")
+        """A value. Raises `NotFound` for a tensor."""
+        found = self._values()
+        if self._known[leaf.name] not in found:
+            raise NotFound(f"{self.title} has no values that are called {leaf.name!r}")
+        return found[self._known[leaf.name]]
 
     def read(self, wanted: Sequence[tuple[StoredLeaf, Sequence[Box]]]) -> list[list[np.ndarray]]:
         """Boxes of array leaves, in the stored dtype and in memory of their own. A box costs its own bytes of memory."""
         for leaf, boxes in wanted:
             _check_boxes(leaf, boxes)
-        return [[dtypes.to_stored(array) for array in self._read(self._names[_key(leaf)], boxes)] for leaf, boxes in wanted]
+        return [[dtypes.to_stored(array) for array in self._read(self._known[leaf.name], boxes)] for leaf, boxes in wanted]
 
     def digest(self, leaf: StoredLeaf) -> str | None:
         """A digest over type, shape and all bytes of a leaf: reads it from end to end."""
         if leaf.name not in self._digests:
-            name = self._names[_key(leaf)]
+            name = self._known[leaf.name]
+            if name in self._values():
+                return digests.value_digest(values.encode(self._values()[name], where=leaf.name))
             tensor = self._tensors()[name]
             parts = [digests.digest(array) for box in self._pieces(name) for array in self.read([(leaf, [box])])[0]]
             self._digests[leaf.name] = _digest("ckpt/foreign-leaf", tensor.dtype, list(tensor.shape), parts)
@@ -158,32 +177,40 @@ class Foreign(ABC):
             [name, tensor.dtype, list(tensor.shape), tensor.nbytes, digests.digest(head)]
             for (name, tensor), head in zip(tensors, heads, strict=True)
         ]
+        told += [[name, values.encode(value, where=name)] for name, value in sorted(self._values().items())]
         return records.Origin(format=self.format, url=self.path.as_uri(), digest=_digest("ckpt/origin", self.format, told))
 
     @cached_property
     def _names(self) -> dict[str, str]:
-        """The component's names → those that `_tensors` has."""
-        return self._renames.table(self._tensors(), where=self.title)
+        """The component's names → those that `_tensors` and `_values` have."""
+        return self._renames.table([*self._tensors(), *self._values()], where=self.title)
 
     @cached_property
     def _leaves(self) -> dict[str, StoredLeaf]:
-        tensors = self._tensors()
-        leaves = [
-            readable.array_leaf(self.component, (("key", new),), tensors[name].dtype, tensors[name].shape)
-            for new, name in self._names.items()
-        ]
+        leaves = [self._leaf(self._path(new, name), name) for new, name in self._names.items()]
         return {leaf.name: leaf for leaf in leaves}
+
+    @cached_property
+    def _known(self) -> dict[str, str]:
+        """Layout names → those that `_tensors` and `_values` have."""
+        return {array_name(self.component, self._path(new, name)): name for new, name in self._names.items()}
+
+    def _leaf(self, path: Path, name: str) -> StoredLeaf:
+        tensor = self._tensors().get(name)
+        if tensor is None:
+            return readable.value_leaf(self.component, path)
+        return readable.array_leaf(self.component, path, tensor.dtype, tensor.shape, prng_impl=tensor.prng_impl)
 
     @cached_property
     def _digests(self) -> dict[str, str]:
         return {}
 
 
-def absolute(path: str | os.PathLike[str]) -> Path:
+def absolute(path: str | os.PathLike[str]) -> FilePath:
     """`path`, beginning at the root. Raises `CallError` for one that no file can have."""
     if "\0" in str(path):
         raise CallError(f"the path {str(path)!r} has a zero byte, which no file's name can have")
-    return Path(path).expanduser().absolute()
+    return FilePath(path).expanduser().absolute()
 
 
 def pieces(tensor: Tensor, *, rows: int = 1) -> Iterator[Box]:
@@ -200,10 +227,6 @@ def pieces(tensor: Tensor, *, rows: int = 1) -> Iterator[Box]:
     for start in range(0, length, step):
         rest = tensor.shape[1:]
         yield Box((start, *(0 for _ in rest)), (min(start + step, length), *rest))
-
-
-def _key(leaf: StoredLeaf) -> str:
-    return str(leaf.record.path[0][1])
 
 
 def _check_boxes(leaf: StoredLeaf, boxes: Sequence[Box]) -> None:

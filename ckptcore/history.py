@@ -8,8 +8,8 @@ stray that nobody resumes from.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from ckptcore import ledger, names, notes, records
 from ckptcore.errors import Damaged, DamageError, InvalidRecord, NotFound, UnsupportedFormat
@@ -65,12 +65,29 @@ class History:
         for generation, retired in ledger.entries(self.store):
             listed[generation] = retired or listed.get(generation, False)
         self.generations = listed
-        for number in {generation.incarnation for generation in listed}:
-            self._find_base(number, saved=True)  # once more: it may have claimed, begun and saved since the first listing
+        self.find_bases()  # once more: an incarnation may have claimed, begun and saved since the first listing
         # What is retired stays retired: its notes, of which there are ever more, matter to nobody.
         spared = self.newest_base()
         retired = [generation for generation, gone in listed.items() if gone and generation != spared]
         self.notes = notes.read_all(self.store, self.run.run_id, but=retired)
+
+    def find_bases(self) -> None:
+        """Look for the base of every incarnation that has saves."""
+        for number in {generation.incarnation for generation in self.generations}:
+            self._find_base(number, saved=True)
+
+    def supposing(self, decisions: Iterable[Decided]) -> History:
+        """This history as it would be with `decisions` in the ledger too. Nothing is written."""
+        known = {decided.generation: decided for decided in decisions}
+        supposed = replace(
+            self,
+            generations={**dict.fromkeys(known, False), **self.generations},
+            bases=dict(self.bases),
+            lost=dict(self.lost),
+            _decided={**known, **self._decided},
+        )
+        supposed.find_bases()
+        return supposed
 
     def decided(self, generation: GenerationId) -> Decided | None:
         """The decision about `generation`; None when there is none or when its record is unreadable (see `unreadable`)."""
@@ -151,8 +168,13 @@ class History:
             return
         following = self._base_of(number)
         own = sorted((g for g in self.generations if g.incarnation == number), reverse=True)
-        seen: set[GenerationId] = set(own)
         yield from own
+        if following is not None:
+            yield from self.line(following, own)
+
+    def line(self, generation: GenerationId, but: Iterable[GenerationId] = ()) -> Iterator[GenerationId]:
+        """`generation` and, one after the other, what each continues from; it ends before one of `but`."""
+        seen, following = set(but), generation
         while following is not None and following not in seen:
             seen.add(following)
             yield following

@@ -159,7 +159,7 @@ class Opening:
         A number that has saves was claimed once, whatever has become of the claim. It is never used again; it is claimed
         once more all the same, so that fences find no gap.
         """
-        number, used = self._newest_claimed(), self._newest_used()
+        number, used = newest_claimed(self.store), self._newest_used()
         if used - number >= MAX_CLAIM_RACES or used == names.MAX_INCARNATION:
             raise Damaged(
                 f"{self.store.url} has saves of incarnation {used}, but no claim after that of incarnation {number}:"
@@ -180,17 +180,6 @@ class Opening:
         raise StoreUnavailable(
             f"{MAX_CLAIM_RACES} other jobs claimed an incarnation of {self.store.url} first; find out what starts them"
         )
-
-    def _newest_claimed(self) -> int:
-        """The greatest claimed number, 0 for none.
-
-        A folder without its claim is what a killed process left. Its number is still free: to skip it would
-        leave a gap, and a fence looks at the next number only.
-        """
-        folders = self.store.children(names.INCARNATIONS)
-        listed = (names.parse_incarnation_key(f"{names.INCARNATIONS}{name}/claim.json") for name in folders)
-        numbers = sorted((parsed[0] for parsed in listed if parsed), reverse=True)
-        return next((number for number in numbers if exists(self.store, names.claim_key(number))), 0)
 
     def _newest_used(self) -> int:
         """The greatest number that a save bears, 0 for none."""
@@ -280,6 +269,19 @@ class Opening:
                 f"{key} was written by somebody else (digest {digest(found)}); only the claim's owner may write it"
             )
         return base
+
+
+def newest_claimed(store: Store) -> int:
+    """The greatest claimed number, 0 for none.
+
+    A folder without its claim is what a killed process left. Its number is still free: to skip it would
+    leave a gap, and a fence looks at the next number only.
+    """
+    listed = (
+        names.parse_incarnation_key(f"{names.INCARNATIONS}{name}/claim.json") for name in store.children(names.INCARNATIONS)
+    )
+    numbers = sorted((parsed[0] for parsed in listed if parsed), reverse=True)
+    return next((number for number in numbers if exists(store, names.claim_key(number))), 0)
 
 
 def undecided(store: Store) -> list[GenerationId]:

@@ -32,6 +32,7 @@ class Entry:
     records tell. `bytes`: logical bytes of all its components; `own_bytes`: without those that lie in other generations.
     `at`: when its state was captured, or when it was aborted; None while nobody has said. `missing`: the ranks that have
     delivered no receipt, of `participants`. `reason`: why it was aborted, is marked, or cannot be read.
+    `on_nodes`: nobody has decided it, and at `at` it was whole on the nodes: a start there finishes it.
     """
 
     generation: GenerationId
@@ -44,6 +45,7 @@ class Entry:
     participants: int | None = None
     missing: tuple[int, ...] = ()
     reason: str = ""
+    on_nodes: bool = False
     listed: Generation
 
     @property
@@ -132,7 +134,22 @@ def _undecided(store: Store, listed: Generation) -> Entry:
     delivered = sorted(rank for rank in named if rank is not None)
     participants = _participants(store, generation, delivered)
     missing = tuple(rank for rank in range(participants or 0) if rank not in set(delivered))
-    return Entry(generation=generation, state="undecided", participants=participants, missing=missing, listed=listed)
+    told = {"participants": participants, "missing": missing, "listed": listed}
+    staged = staged_record(store, generation)
+    if staged is None:
+        return Entry(generation=generation, state="undecided", **told)
+    reason = "whole on the nodes: a start there uploads it and commits it"
+    return Entry(generation=generation, state="undecided", on_nodes=True, at=time_of(staged.decided), reason=reason, **told)
+
+
+def staged_record(store: Store, generation: GenerationId) -> records.StagedRecord | None:
+    """What says that a generation was whole on the nodes; None if nothing readable does."""
+    key = names.on_nodes_key(generation)
+    data = record_bytes(store, key)
+    try:
+        return None if data is None else records.decode(data, records.StagedRecord, key=key)
+    except DamageError:
+        return None
 
 
 def _participants(store: Store, generation: GenerationId, delivered: list[int]) -> int | None:

@@ -134,6 +134,10 @@ def retired_key(generation: GenerationId) -> str:
     return f"{LEDGER}{generation}.retired.json"
 
 
+def on_nodes_key(generation: GenerationId) -> str:
+    return f"{LEDGER}{generation}.staged.json"
+
+
 def parse_ledger_key(key: str) -> tuple[GenerationId, bool] | None:
     """`(generation, is the retired record)`, or None for any other key."""
     match = _LEDGER.fullmatch(key)
@@ -156,9 +160,17 @@ def receipt_key(generation: GenerationId, rank: int) -> str:
     return f"{receipts_prefix(generation)}{rank:05d}.json"
 
 
+def staged_prefix(generation: GenerationId) -> str:
+    return f"{generation_prefix(generation)}staged/"
+
+
+def staged_key(generation: GenerationId, rank: int) -> str:
+    return f"{staged_prefix(generation)}{rank:05d}.json"
+
+
 def parse_receipt_key(key: str) -> int | None:
-    """The rank of a receipt's key, or None for any other key."""
-    match = re.fullmatch(r".*/receipts/([0-9]{5})\.json", key)
+    """The rank of a receipt's key, or of a staged one's; None for any other key."""
+    match = re.fullmatch(r".*/(?:receipts|staged)/([0-9]{5})\.json", key)
     return int(match[1]) if match else None
 
 

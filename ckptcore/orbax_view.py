@@ -17,7 +17,8 @@ Without a target Orbax gives numpy arrays, and key data for typed random keys.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ckptcore import names, records, values
@@ -29,9 +30,11 @@ METADATA = "_METADATA"
 ARRAY_METADATA = "array_metadatas/process_0"
 
 _SEQUENCE, _DICT = 1, 2
-_EMPTY = {"None": None, "Dict": {}, "List": [], "Tuple": ()}
+EMPTY = {"None": None, "Dict": {}, "List": [], "Tuple": ()}
+"""Orbax's words for empty nodes."""
 
-_Path = tuple[tuple[str, Any], ...]
+TreePath = tuple[tuple[str, Any], ...]
+"""A component, and the path below it."""
 _Leaf = records.ArrayLeaf | records.ValueLeaf
 
 
@@ -54,23 +57,40 @@ def documents(layouts: Iterable[records.Layout], value_digests: Mapping[str, str
     values. Without them every JSON leaf is taken for an empty node and shown as `None`.
     """
     leaves = _in_order(layouts)
-    empty = {value_digest(values.encode(value, where=word)): word for word, value in _EMPTY.items()}
+    empty = {value_digest(values.encode(value, where=word)): word for word, value in EMPTY.items()}
     shown = {path: kind for path, leaf in leaves.items() if (kind := _value_type(leaf, value_digests, empty)) is not None}
     covered = {path[:length] for path in shown for length in _list_places(path)}
     for path in leaves:
         if path not in shown and any(path[:length] not in covered for length in _list_places(path)):
             shown[path] = "None"
-    tree = {str(tuple(str(value) for _, value in path)): _entry(path, shown[path]) for path in leaves if path in shown}
-    found = {METADATA: _encode(_metadata(tree))}
     keys = [leaf for leaf in leaves.values() if isinstance(leaf, records.ArrayLeaf) and leaf.prng_impl and _is_whole(leaf)]
-    if keys:
-        found[ARRAY_METADATA] = _encode({"array_metadatas": [_key_metadata(leaf) for leaf in keys]})
+    return tree_documents(shown, [Keys(leaf.name, leaf.shape, leaf.chunk_shape or (), leaf.prng_impl or "") for leaf in keys])
+
+
+@dataclass(frozen=True)
+class Keys:
+    """An array that is the data of typed random keys: its name in the database, its grid, and the keys' implementation."""
+
+    name: str
+    shape: Sequence[int]
+    chunk_shape: Sequence[int]
+    impl: str
+
+
+def tree_documents(shown: Mapping[TreePath, str], keys: Iterable[Keys]) -> dict[str, bytes]:
+    """The documents of a tree: path → Orbax's word for what is there (`jax.Array`, `scalar`, `string`, `None`, `Dict`, …)."""
+    ordered = sorted(shown, key=lambda path: [_rank(element) for element in path])
+    tree = {str(tuple(str(value) for _, value in path)): _entry(path, shown[path]) for path in ordered}
+    found = {METADATA: encode(_metadata(tree))}
+    described = [_key_metadata(one) for one in keys]
+    if described:
+        found[ARRAY_METADATA] = encode({"array_metadatas": described})
     return found
 
 
-def _in_order(layouts: Iterable[records.Layout]) -> dict[_Path, _Leaf]:
+def _in_order(layouts: Iterable[records.Layout]) -> dict[TreePath, _Leaf]:
     """All global leaves by path. List elements come by number, not by text, as Orbax needs them."""
-    leaves: dict[str, tuple[_Path, _Leaf]] = {}
+    leaves: dict[str, tuple[TreePath, _Leaf]] = {}
     for layout in layouts:
         for component, table in layout.components.items():
             if table.scope == "global":
@@ -84,7 +104,7 @@ def _rank(element: tuple[str, Any]) -> tuple[int, int, str]:
     return (0, value, "") if kind == "index" and isinstance(value, int) else (1, 0, str(value))
 
 
-def _list_places(path: _Path) -> list[int]:
+def _list_places(path: TreePath) -> list[int]:
     """The lengths of the parts of a path that end at an element of a list."""
     return [length for length in range(1, len(path) + 1) if path[length - 1][0] == "index"]
 
@@ -112,24 +132,25 @@ def _metadata(tree: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _entry(path: _Path, value_type: str) -> dict[str, Any]:
+def _entry(path: TreePath, value_type: str) -> dict[str, Any]:
     return {
         "key_metadata": [{"key": str(value), "key_type": _SEQUENCE if kind == "index" else _DICT} for kind, value in path],
-        "value_metadata": {"value_type": value_type, "skip_deserialize": value_type in _EMPTY},
+        "value_metadata": {"value_type": value_type, "skip_deserialize": value_type in EMPTY},
     }
 
 
-def _key_metadata(leaf: records.ArrayLeaf) -> dict[str, Any]:
+def _key_metadata(keys: Keys) -> dict[str, Any]:
     """Tells Orbax that an array is the data of typed random keys."""
     return {
         "array_metadata": {
-            "param_name": leaf.name,
-            "write_shape": list(leaf.shape),
-            "chunk_shape": list(leaf.chunk_shape or ()),
-            "ext_metadata": {"random_key_impl": leaf.prng_impl},
+            "param_name": keys.name,
+            "write_shape": list(keys.shape),
+            "chunk_shape": list(keys.chunk_shape),
+            "ext_metadata": {"random_key_impl": keys.impl},
         }
     }
 
 
-def _encode(document: dict[str, Any]) -> bytes:
+def encode(document: dict[str, Any]) -> bytes:
+    """A document as it is stored."""
     return json.dumps(document, separators=(",", ":")).encode()

@@ -81,7 +81,7 @@ class Readable(Protocol):
         ...
 
 
-def array_leaf(component: str, path: Path, dtype: str, shape: Sequence[int]) -> StoredLeaf:
+def array_leaf(component: str, path: Path, dtype: str, shape: Sequence[int], *, prng_impl: str | None = None) -> StoredLeaf:
     """An array leaf that no layout describes. `dtype` is logical."""
     record = ArrayLeaf(
         path=path,
@@ -90,6 +90,7 @@ def array_leaf(component: str, path: Path, dtype: str, shape: Sequence[int]) -> 
         stored_dtype=dtypes.stored_name(dtype),
         shape=tuple(shape),
         chunk_shape=tuple(max(extent, 1) for extent in shape),
+        prng_impl=prng_impl,
     )
     return StoredLeaf(component, record)
 

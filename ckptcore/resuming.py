@@ -11,20 +11,23 @@ from typing import Any
 from ckptcore import forks, guarantees, notes, records, restore, wants
 from ckptcore.backend import Backend, Target
 from ckptcore.channel import Channel
+from ckptcore.chosen import named
 from ckptcore.clock import Clock
-from ckptcore.errors import CallError, CheckpointError, DamageError, ForkRequired, NotFound
-from ckptcore.events import Event, Listener, tell
+from ckptcore.errors import CallError, CheckpointError, DamageError, ForkRequired
+from ckptcore.events import Event, Listener, log, shorten, tell
 from ckptcore.foreign import Start
 from ckptcore.history import History
 from ckptcore.incarnations import Incarnation, Opening, check_current
 from ckptcore.ledger import Decided, manifest_of
 from ckptcore.match import Elsewhere, Rules
 from ckptcore.names import GenerationId
+from ckptcore.nodes import Local, nearby
 from ckptcore.probe import probe
 from ckptcore.proof import show_ranks
 from ckptcore.reader import Checkpoint
 from ckptcore.records import Level, Manifest, StoreFacts
 from ckptcore.session import Session, is_damage, open_session, together, together_telling
+from ckptcore.staging import Finishing
 from ckptcore.store import Storage, Store
 from ckptcore.verify import check_whole
 
@@ -78,12 +81,19 @@ class Resumer:
     start_from: Start | None
     on_event: Listener | None
     run_id: str | None = None
+    local: Local | None = None
     probe: Callable[..., StoreFacts] = probe
     """How the store is probed: it takes threads, which a simulation does without."""
 
     def open_fresh(self) -> Session:
         """Open a run that has nothing to resume from. Raises `CallError` when it has."""
+        self._finish_uploads()
         return open_session(self.store, self.channel, partial(self._claim, None, None))
+
+    def _finish_uploads(self) -> None:
+        if self.local is not None:
+            told = {"channel": self.channel, "clock": self.clock, "on_event": self.on_event}
+            Finishing(store=self.store, local=self.local, **told).run()
 
     def resume(self, request: Request) -> tuple[Session, Resumed | None]:
         """Open the run and restore its base; None for the second when there is nothing to restore.
@@ -102,6 +112,7 @@ class Resumer:
         if target is not None:
             found = wants.gather(self.channel, target, told)
             target, elsewhere = replace(target, meshes=found.meshes), found.elsewhere
+        self._finish_uploads()
         claim = partial(self._claim, request, target)
         while True:
             session = open_session(self.store, self.channel, claim)
@@ -130,12 +141,22 @@ class Resumer:
         base = session.base()
         if base is None:
             return None
-        checkpoint = Checkpoint(self.store, base)
+        found = partial(self._found, target=target, request=request, elsewhere=elsewhere)
+        near = None if self.local is None else nearby(self.store, self.local, session.run_id, base.generation, self.clock)
+        if near is not None:
+            try:
+                return Resumed(base, found(Checkpoint(near, base)))
+            except DamageError as error:  # of the copy; the store has the checkpoint itself
+                log.warning("what the node has of %s is passed over: %s", base.generation, shorten(error))
+        return Resumed(base, found(Checkpoint(self.store, base)))
+
+    def _found(
+        self, checkpoint: Checkpoint, *, target: Target | None, request: Request, elsewhere: Sequence[Elsewhere]
+    ) -> Mapping[str, Any]:
         ranks = self._ranks(checkpoint.manifest, request)
         if target is not None:
-            return Resumed(base, restore.find(checkpoint, target, rules=request.rules, ranks=ranks, elsewhere=elsewhere))
-        wanted = _wanted(checkpoint.manifest, None, request)
-        return Resumed(base, restore.host(checkpoint, wanted, rules=request.rules, ranks=ranks))
+            return restore.find(checkpoint, target, rules=request.rules, ranks=ranks, elsewhere=elsewhere)
+        return restore.host(checkpoint, _wanted(checkpoint.manifest, None, request), rules=request.rules, ranks=ranks)
 
     def _placed(self, target: Target | None, found: Resumed) -> Resumed:
         """What was found, in its place, on every rank."""
@@ -217,7 +238,7 @@ class Resumer:
             self._mark(run, *left)
         incarnation = opening.open(
             run,
-            choose=None if chosen is None else partial(_named, chosen),
+            choose=None if chosen is None else partial(named, chosen),
             check=lambda decided: check_whole(Checkpoint(self.store, decided)),
             guarantee=lambda decided: self._keepable(decided, target, request),
         )
@@ -292,33 +313,3 @@ def _check_remap(remap: Mapping[int, int], before: int, now: int) -> None:
     found = [problem for problem, ranks in problems.items() if ranks]
     if found:
         raise CallError("remap={new rank: old rank} needs every rank of this job: " + "; ".join(found))
-
-
-def _named(chosen: int | GenerationId, history: History) -> GenerationId:
-    if isinstance(chosen, int):
-        return _of_step(history, chosen)
-    decided = history.decided(chosen)
-    if decided is None:
-        raise history.unreadable.get(chosen) or NotFound(f"run {history.store.url} has no generation {chosen}")
-    if manifest_of(decided).guarantee.level == "weights":
-        raise _weights_only(history, f"generation {chosen}", f"generation={str(chosen)!r}")
-    return chosen
-
-
-def _of_step(history: History, step: int) -> GenerationId:
-    commits = [decided for decided in history.commits() if decided.generation.step == step]
-    resumable = [decided.generation for decided in commits if manifest_of(decided).guarantee.level != "weights"]
-    if resumable:
-        return next((generation for generation in resumable if history.obstacle(generation) is None), resumable[0])
-    if commits:
-        raise _weights_only(history, f"the checkpoint of step {step}", f"step={step}")
-    history.raise_unreadable(step)
-    steps = sorted({decided.generation.step for decided in history.commits()})
-    raise NotFound(f"run {history.store.url} has no checkpoint of step {step}; it has steps {steps[-20:]}")
-
-
-def _weights_only(history: History, what: str, option: str) -> ForkRequired:
-    return ForkRequired(
-        f"{what} holds weights only, and that is a new run, not a continuation:"
-        f" Checkpointer(new_url, start_from=…) or open_run({history.store.url!r}).fork(new_url, {option})"
-    )

@@ -6,14 +6,14 @@ the word in the ledger first, then a look at what pins the generation, and only 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ckptcore import keep as policies
 from ckptcore import ledger, names, notes, records
 from ckptcore.clock import Clock
 from ckptcore.coordinator import Coordinator
-from ckptcore.errors import Damaged, InvalidRecord, UnsupportedFormat
+from ckptcore.errors import CallError, Damaged, InvalidRecord, UnsupportedFormat
 from ckptcore.events import Event, Listener, log, tell
 from ckptcore.history import History
 from ckptcore.incarnations import stored, undecided
@@ -23,46 +23,60 @@ from ckptcore.proof import Refuted
 from ckptcore.store import Store
 from ckptcore.storereads import bounded_bytes
 
+_REFERRED = "a commit whose data is kept refers to it"
+
 
 @dataclass(frozen=True)
 class Collected:
-    """What one collection did, or with `dry_run` would do."""
+    """What one collection did, or with `dry_run` would do.
+
+    `held`: what the ledger gives up and was not deleted all the same, and why. `reasons`: why each was retired.
+    """
 
     retired: tuple[GenerationId, ...] = ()
     aborted: tuple[GenerationId, ...] = ()
     deleted: tuple[GenerationId, ...] = ()
+    held: Mapping[GenerationId, str] = field(default_factory=dict, compare=False)
+    reasons: Mapping[GenerationId, str] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)
 class Collector:
-    """Collects one run. `incarnation` is the collector's own, None for a command beside the job."""
+    """Collects one run.
+
+    `incarnation` is the collector's own, None for a command beside the job. `dead_claims` are incarnations without a base
+    of which a person vouches that their jobs have ended, so that nothing is held back for them (spec: look again).
+    """
 
     store: Store
     incarnation: int | None = None
     clock: Clock = field(default_factory=Clock)
     on_event: Listener | None = None
+    dead_claims: frozenset[int] = frozenset()
 
     def collect(self, keep: policies.Keep | None, *, dry_run: bool = False) -> Collected:
         """Retire by `keep` (None: retire nothing), then delete the data of everything decided that needs none.
 
         Raises `Damaged`, having done nothing, when a ledger record is unreadable: it may need what would be deleted.
+        Raises `CallError` for a dead claim for which nothing is held back.
         """
         history = History.load(self.store)
         _check_readable(history)
-        retired = list(self._retire(history, keep, dry_run=dry_run)) if keep is not None else []
+        _check_dead(history, self.dead_claims)
+        retired = dict(self._retire(history, keep, dry_run=dry_run)) if keep is not None else {}
         aborted = list(self._abort(history, dry_run=dry_run))
-        planned = {*aborted, *(() if _is_opening(history) else retired)} if dry_run else set()
-        deleted = list(self._delete(history, planned, dry_run=dry_run))
-        return Collected(tuple(retired), tuple(aborted), tuple(deleted))
+        planned = {*aborted, *retired} if dry_run else set(aborted)
+        deleted, held = self._delete(history, planned, dry_run=dry_run)
+        return Collected(tuple(retired), tuple(aborted), tuple(deleted), held=held, reasons=retired)
 
-    def _retire(self, history: History, keep: policies.Keep, *, dry_run: bool) -> Iterator[GenerationId]:
+    def _retire(self, history: History, keep: policies.Keep, *, dry_run: bool) -> Iterator[tuple[GenerationId, str]]:
         commits = {decided.generation: decided for decided in history.commits()}
         protected = pinned(history)
         for generation, reason in policies.expendable(candidates(history), keep, protected):
             if not dry_run:
                 ledger.retire(self.store, commits[generation], reason, clock=self.clock)
                 tell(self.on_event, Event("retired", 0, generation, reason))
-            yield generation
+            yield generation, reason
 
     def _abort(self, history: History, *, dry_run: bool) -> Iterator[GenerationId]:
         """Undecided generations of superseded incarnations get their abort record; those of the newest are its own business."""
@@ -78,48 +92,104 @@ class Collector:
             if not coordinator.abort(generation, left).committed:
                 yield generation
 
-    def _delete(self, history: History, planned: set[GenerationId], *, dry_run: bool) -> Iterator[GenerationId]:
-        """Delete the data of aborted and retired generations, after a fresh look at what needs them."""
+    def _delete(
+        self, history: History, planned: set[GenerationId], *, dry_run: bool
+    ) -> tuple[list[GenerationId], dict[GenerationId, str]]:
+        """Delete the data of aborted and retired generations, after a fresh look at what needs them; and what was held back.
+
+        `planned` are those that would be given up by now, if this were no dry run.
+        """
         history.refresh()
         _check_readable(history)
+        opening = opening_claims(history) - self.dead_claims
         found = stored(self.store)
-        if _is_opening(history) and any(history.generations.get(generation) for generation in found):
-            log.warning(
-                "the data of retired checkpoints is kept as long as incarnation %d, which was claimed, has recorded no base: if"
-                " its job has died, the next start makes room again",
-                max(history.bases),
-            )
-        try:
-            needed = pinned(history) | referenced(history) | _promised(history, found)
-        except UnsupportedFormat as error:
-            log.warning("nothing is deleted, since a save under way may need it: %s", error)
-            return
-        garbage = [each for each in found if each not in needed and (each in planned or _is_garbage(history, each))]
-        # What is kept although it is retired (a base, a pinned one) needs what it refers to.
-        sources = _sources(history.decided(generation) for generation in found if generation not in garbage)
+        if opening and not dry_run and any(history.generations.get(generation) for generation in found):
+            log.warning("%s", _kept_for(opening))
+        given_up = [each for each in found if each in planned or _is_given_up(history, each)]
+        held = _held_back(history, found, given_up, opening, planned)
+        garbage = [generation for generation in given_up if generation not in held]
         if garbage and not dry_run:
             self.store.sync(names.LEDGER)  # another collector's word may be visible, and not durable yet
-        for generation in garbage:
-            if generation not in sources:
-                if not dry_run:
-                    self.store.delete_prefix(names.generation_prefix(generation))
-                yield generation
+            for generation in garbage:
+                self.store.delete_prefix(names.generation_prefix(generation))
+        return garbage, held
 
 
-def _is_garbage(history: History, generation: GenerationId) -> bool:
-    """Whether the ledger gives the data up, and nobody has asked to keep it meanwhile: such a note may be newer than the word."""
+def _held_back(
+    history: History, found: list[GenerationId], given_up: list[GenerationId], opening: set[int], planned: set[GenerationId]
+) -> dict[GenerationId, str]:
+    """What of `given_up` is not to be deleted, and why."""
+    try:
+        needed = _needed(history, found)
+    except UnsupportedFormat as error:
+        log.warning("nothing is deleted, since a save under way may need it: %s", error)
+        return dict.fromkeys(given_up, f"a save under way may need it: {error}")
+    held = {generation: why for generation in given_up if (why := _held(history, generation, needed, opening, planned))}
+    # What is kept although it is retired (a base, a pinned one) needs what it refers to.
+    kept = (generation for generation in found if generation not in given_up or generation in held)
+    sources = _sources(history.decided(generation) for generation in kept)
+    return {**{each: _REFERRED for each in given_up if each in sources}, **held}
+
+
+def _is_given_up(history: History, generation: GenerationId) -> bool:
+    """Whether the ledger says of a generation that it was aborted, or retired."""
     decided = history.decided(generation)
+    return decided is not None and (not decided.committed or history.generations[generation])
+
+
+def _held(
+    history: History, generation: GenerationId, needed: Mapping[GenerationId, str], opening: set[int], planned: set[GenerationId]
+) -> str | None:
+    """Why the data of a generation that was given up stays, None if it goes.
+
+    A pin or a tag is looked for once more: it may be newer than the word that gives the data up.
+    """
+    decided = history.decided(generation)
+    if generation in needed:
+        return needed[generation]
     if decided is None or not decided.committed:
-        return decided is not None
-    if not history.generations[generation] or _is_opening(history) or not ledger.may_be_deleted(history.store, decided):
-        return False
+        return None
+    if opening:
+        return _kept_for(opening)
+    if generation not in planned and not ledger.may_be_deleted(history.store, decided):
+        return "its retired record is not about this commit"
     told = notes.read(history.store, history.run.run_id, generation)
-    return not (notes.has(told, "pin") or notes.has(told, "tag"))
+    return "it is pinned or tagged" if notes.has(told, "pin") or notes.has(told, "tag") else None
 
 
-def _is_opening(history: History) -> bool:
-    """Whether an incarnation newer than the newest base has been claimed: it may have chosen what was retired meanwhile."""
-    return history.bases.get(max(history.bases, default=0)) is None
+def _needed(history: History, found: Iterable[GenerationId]) -> dict[GenerationId, str]:
+    """What must stay, whatever the ledger says, and why. Raises `UnsupportedFormat` where nobody here can know."""
+    promised = dict.fromkeys(_promised(history, found), "a save under way refers to it")
+    sources = dict.fromkeys(referenced(history), _REFERRED)
+    return {**promised, **sources, **dict.fromkeys(pinned(history), "it is the resume point, or the newest base")}
+
+
+def opening_claims(history: History) -> set[int]:
+    """The incarnations that were claimed after the newest that has a base.
+
+    Each may be opening, and have chosen what was retired meanwhile.
+    """
+    newest = max((number for number, base in history.bases.items() if base is not None), default=0)
+    return {number for number in history.bases if number > newest}
+
+
+def _kept_for(opening: set[int]) -> str:
+    shown = ", ".join(map(str, sorted(opening)))
+    return (
+        f"the data of retired checkpoints is kept as long as incarnation {shown}, which was claimed, has recorded no base: if its"
+        " job has died, the next start makes room again, or `ckpt gc --dead-claim` by whoever knows that it has"
+    )
+
+
+def _check_dead(history: History, dead: frozenset[int]) -> None:
+    """A number that was mistyped must not look as if it had helped; nor may one vouch for a job that has begun."""
+    wrong = sorted(dead - opening_claims(history))
+    if wrong:
+        opening = sorted(opening_claims(history))
+        raise CallError(
+            f"nothing is held back for incarnation {wrong[0]}: "
+            + (f"only for {', '.join(map(str, opening))}" if opening else "every incarnation that was claimed has its base")
+        )
 
 
 def _check_readable(history: History) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from ckptcore import forks, ledger, names, notes, records, restore
+from ckptcore import explaining, forks, ledger, names, notes, records, restore
 from ckptcore import verify as verification
 from ckptcore.arguments import check_like
 from ckptcore.backend import Backend
@@ -15,7 +15,7 @@ from ckptcore.clock import Clock
 from ckptcore.errors import CallError, DamageError, DeadlineExceeded, NotFound
 from ckptcore.events import log, shorten
 from ckptcore.history import History
-from ckptcore.incarnations import never_a_checkpoint, stored
+from ckptcore.incarnations import stored
 from ckptcore.ledger import Decided, manifest_of
 from ckptcore.listing import Generation, best, describe
 from ckptcore.match import Conversion, Rename, Rules, cast_name
@@ -23,6 +23,7 @@ from ckptcore.names import GenerationId, Named, named_generation
 from ckptcore.reader import Checkpoint
 from ckptcore.renames import Names
 from ckptcore.safetensors_export import MAX_SHARD_BYTES, export_safetensors
+from ckptcore.status import Status, status
 from ckptcore.store import Storage, Store, open_store
 
 MAX_OVERTAKEN = 10
@@ -154,11 +155,20 @@ class Run:
         raise NotFound(f"run {self.url} has no checkpoint that can be read" + "".join(f"\n  - {reason}" for reason in tried))
 
     def verify(
-        self, *, step: int | None = None, generation: Named | None = None, deep: bool = False, note: bool = False
+        self,
+        *,
+        step: int | None = None,
+        generation: Named | None = None,
+        deep: bool = False,
+        note: bool = False,
+        progress: Callable[[int], object] = lambda _: None,
     ) -> verification.Verification:
-        """Check one commit (default: the head) against its manifest; with `note`, record the result."""
+        """Check one commit (default: the head) against its manifest; with `note`, record the result.
+
+        `progress` is told of array bytes as they are read, deep only.
+        """
         checkpoint = self.checkpoint(step=step, generation=generation)
-        found = verification.verify(checkpoint, deep=deep)
+        found = verification.verify(checkpoint, deep=deep, progress=progress)
         if note:
             verification.record(checkpoint, found, clock=self._clock)
         return found
@@ -166,14 +176,11 @@ class Run:
     def explain(self) -> list[str]:
         """What the next start would resume from, and why each newer candidate is passed over; a line each."""
         history = self._fresh()
-        lines: list[str] = []
-        try:
-            lines.extend(_explain_lineage(history))
-        except DamageError as error:
-            lines.append(f"the next start stops with an error: {error}")
-        undecided = [g for g in stored(self._store) if g not in history.generations]
-        lines.extend(f"{g}: undecided; the next start commits it if it is proven whole, else aborts it" for g in undecided)
-        return lines
+        return list(explaining.by_records(history, [g for g in stored(self._store) if g not in history.generations]))
+
+    def status(self) -> Status:
+        """How the run is doing: what a failure now would cost, what saves cost, and what goes wrong with them."""
+        return status(self._store, self._clock)
 
     def quarantine(self, generation: Named, reason: str) -> None:
         """Mark a checkpoint as one that nobody may resume from. Raises `NotFound` for an unknown one."""
@@ -284,16 +291,3 @@ def open_run(url: str | os.PathLike[str], *, storage: Storage | None = None, bac
     """Open a run for reading. Raises `NotFound` when there is none at `url`."""
     settings = storage or Storage()
     return Run(open_store(url, settings), settings, backend)
-
-
-def _explain_lineage(history: History) -> Iterator[str]:
-    lost = False
-    for generation in history.lineage():
-        obstacle = history.obstacle(generation)
-        if obstacle is None:
-            yield f"{generation}: the next start resumes from here (step {generation.step}), if its files are whole"
-            return
-        yield f"{generation}: passed over, {obstacle}"
-        lost = lost or not never_a_checkpoint(history.decided(generation))
-    following = "stops with an error, since it would lose what the run has" if lost else "is a fresh one"
-    yield f"no checkpoint to resume from: the next start {following}"

@@ -13,7 +13,7 @@ import errno
 import fcntl
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -59,6 +59,7 @@ def export_safetensors(
     names: Names | None = None,
     dtype: Any = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
+    progress: Callable[[int], object] = lambda _: None,
 ) -> list[Path]:
     """Write the arrays of a component as safetensors files; return their paths, the index last.
 
@@ -67,6 +68,7 @@ def export_safetensors(
     would be read again: from the names in the files to the component's (`ckptcore.renames`). They are applied backwards;
     a rule to None leaves out what it matches of the component. `dtype`: floating-point arrays are cast to it. An array
     that is tied to another is not written twice, but under its own name where the other is left out. Nothing is overwritten.
+    `progress` is told of stored bytes as they are read.
 
     Raises `CallError` if there are files already, and for a limit that is no positive number; `StructureMismatch` for leaves
     that are no arrays, and for names that `names` does not bring back; `UnsupportedLeaf` for a dtype that the format lacks.
@@ -79,7 +81,7 @@ def export_safetensors(
     home, files = (target.parent, [target.name]) if target.suffix == SUFFIX else (target, _file_names(len(shards)))
     _check_free(home, target if target.suffix == SUFFIX else None)
     contents: dict[str, Iterator[bytes | memoryview]] = {
-        file: _content(source, shard) for file, shard in zip(files, shards, strict=True)
+        file: _content(source, shard, progress) for file, shard in zip(files, shards, strict=True)
     }
     if len(files) > 1:
         table = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
@@ -158,18 +160,19 @@ def _check_free(home: Path, file: Path | None) -> None:
         raise CallError(f"{min(taken)} is there already: nothing is overwritten, export to another path")
 
 
-def _content(source: Readable, items: Mapping[str, _Item]) -> Iterator[bytes | memoryview]:
+def _content(source: Readable, items: Mapping[str, _Item], progress: Callable[[int], object]) -> Iterator[bytes | memoryview]:
     """The bytes of one file, piece by piece."""
     tensors = {name: (item.dtype, tuple(item.record.shape)) for name, item in items.items()}
     header, order = safetensors_header.layout(tensors)
-    return chain([header], (part for name in order for part in _bytes(source, items[name])))
+    return chain([header], (part for name in order for part in _bytes(source, items[name], progress)))
 
 
-def _bytes(source: Readable, item: _Item) -> Iterator[memoryview]:
+def _bytes(source: Readable, item: _Item, progress: Callable[[int], object]) -> Iterator[memoryview]:
     """The bytes of one tensor, a piece at a time. Pieces end where chunks do if that keeps them small."""
     tensor = Tensor(item.record.dtype, tuple(item.record.shape))
     for box in pieces(tensor, rows=(item.record.chunk_shape or (1,))[0]):
         stored = source.read([(item.leaf, [box])])[0][0]
+        progress(stored.nbytes)
         array = dtypes.from_stored(stored, item.record.dtype)
         if item.dtype != item.record.dtype:
             with np.errstate(over="ignore"):  # a cast to fewer bits may give infinity, as it does everywhere

@@ -26,9 +26,11 @@ from ckptcore.events import Event, Kind, Listener, log, tell
 from ckptcore.incarnations import check_current, undecided
 from ckptcore.keep import Keep
 from ckptcore.ledger import Decided
+from ckptcore.nodes import NodeStore
 from ckptcore.proof import Refuted, show_ranks
 from ckptcore.records import Abort
 from ckptcore.retention import Collector
+from ckptcore.staging import Staging
 from ckptcore.store import Store
 from ckptcore.writer import Identity, Shard
 
@@ -41,7 +43,7 @@ class Saving:
     """One save on one rank, ready to run in the background.
 
     `tidy`: look for what earlier saves or incarnations left behind. It costs a listing of all generations, so it is
-    left out while nothing has gone wrong.
+    left out while nothing has gone wrong. `node`: where this rank's data is kept first.
     """
 
     store: Store
@@ -50,20 +52,33 @@ class Saving:
     keep: Keep | None
     metrics: Mapping[str, float] | None
     tidy: bool = True
+    node: NodeStore | None = None
     clock: Clock = field(default_factory=Clock)
     on_event: Listener | None = None
 
     def run(self) -> Decided:
         """Write and wait for the decision. Returns a commit; everything else is raised."""
         self.deliver()
-        return self.decide() if self.shard.identity.rank == 0 else _committed(self._await())
+        decided = self.decide() if self.shard.identity.rank == 0 else _committed(self._await())
+        if self.node is not None:
+            self._tidy_node(self.node, decided)
+        return decided
+
+    def _tidy_node(self, node: NodeStore, decided: Decided) -> None:
+        """What is on the node besides this commit is not needed any more. The commit stands whatever happens here."""
+        try:
+            node.tidy(self.store, decided.generation)
+        except CheckpointError as error:
+            log.warning("data of older saves stays in %s: %s", node.store.url, error)
 
     def deliver(self) -> None:
         """Write this rank's part and sign it off. Raises `SaveFailed` once the others have been told that it will not come."""
         identity = self.shard.identity
         try:
             check_current(self.store, identity.generation.incarnation)
-            writer.write(self.store, self.shard, clock=self.clock, on_event=self.on_event)
+            self._write()
+        except SaveAborted:
+            raise
         except Superseded as error:
             self._tell("superseded", str(error))
             raise
@@ -73,6 +88,15 @@ class Saving:
             give_up(self._coordinator(), identity, error)
             self._tell("failed", str(error))
             raise SaveFailed(f"rank {identity.rank} could not write its part of {identity.generation}: {error}") from error
+
+    def _write(self) -> None:
+        told = {"clock": self.clock, "on_event": self.on_event}
+        if self.node is None:
+            writer.write(self.store, self.shard, **told)
+            return
+        rank = self.shard.identity.rank
+        staging = Staging(node=self.node, coordinator=self._coordinator(), rank=rank, timeout=self.timeout)
+        writer.write(self.store, self.shard, place=self.node.store, before_receipt=staging, **told)
 
     def decide(self) -> Decided:
         """The coordinator's part: commit or abort, then metrics and retention. Returns a commit; everything else is raised."""
@@ -87,6 +111,7 @@ class Saving:
             self._tell("superseded", str(error))
             raise
         except StoreError as error:
+            self._tell("undecided", str(error))
             raise CommitUnknown(
                 f"{self.shard.identity.generation} is not decided: {error}."
                 " The next save or the next start of the job settles it; it may still become a checkpoint."
@@ -133,6 +158,7 @@ class Saving:
                 self._tell("superseded", str(error))
                 raise
         lack = f"the store does not answer ({failure})" if failure else self._lack()
+        self._tell("undecided", lack)
         raise CommitUnknown(
             f"no decision about {identity.generation} after {self.timeout + GRACE:g} s: {lack}."
             " The next start of the job settles it; it may still become a checkpoint."
@@ -162,7 +188,8 @@ class Saving:
 
     def _coordinator(self) -> Coordinator:
         identity = self.shard.identity
-        return Coordinator(self.store, identity.run_id, identity.generation.incarnation, self.clock, self.on_event)
+        told = {"phases": self.shard.phases}  # the receipt has been written by then: the next save's says it
+        return Coordinator(self.store, identity.run_id, identity.generation.incarnation, self.clock, self.on_event, **told)
 
     def _tell(self, kind, message: str = "") -> None:
         tell(self.on_event, Event(kind, self.shard.identity.rank, self.shard.identity.generation, message))

@@ -2,6 +2,7 @@
 
 A rule by steps is evaluated by each rank alone. A rule by seconds rests on a measurement,
 and clocks differ: rank 0 computes the next step to save at and announces it, as a future step.
+So it is with the best interval, which rests on what saves cost as well.
 """
 
 from __future__ import annotations
@@ -9,7 +10,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ckptcore import interval
 from ckptcore.errors import CallError
+
+SHORTEST = 1e-3
+"""The shortest time between saves that is computed, in seconds: one that costs nothing would be best made all the time."""
 
 
 @dataclass(frozen=True)
@@ -52,3 +57,44 @@ class Every:
             left = self.seconds - elapsed_since_last_save_s
             choices.append(step + (max(1, math.ceil(left / step_seconds)) if step_seconds > 0 else 1))
         return min(choices)
+
+
+@dataclass(frozen=True)
+class Optimal:
+    """Save as often as wastes the least, by what saves of this job cost and how often it fails (`ckptcore.interval`).
+
+    Times are in seconds. `mtbf`: the mean time between failures of the whole job; of N nodes that of one divided by N.
+    `slowdown`: how much slower training is while a save is written, as a fraction (0.05 is 5 %). `blocking` and `persist`:
+    what a save is taken to cost until the first has ended: how long it stops training, and how long it is written after that.
+    From then on what the newest save cost on rank 0 counts. `restart` and `downtime`, from a failure until training goes on,
+    do not move the optimum, but the goodput that the log is told. Raises `CallError` for numbers that cannot be, `ImportError`
+    without scipy (the extra `interval`).
+    """
+
+    mtbf: float
+    slowdown: float = 0.0
+    restart: float = 0.0
+    downtime: float = 0.0
+    blocking: float = 1.0
+    persist: float = 60.0
+
+    def __post_init__(self) -> None:
+        self.seconds(self.costs())
+
+    def costs(self, blocking: float | None = None, persist: float | None = None) -> interval.Costs:
+        """What saves cost: as measured, what is not known yet as assumed."""
+        return interval.Costs(
+            blocking=self.blocking if blocking is None else blocking,
+            persist=self.persist if persist is None else persist,
+            slowdown=self.slowdown,
+            restart=self.restart,
+            downtime=self.downtime,
+        )
+
+    def seconds(self, costs: interval.Costs) -> float:
+        """The time from one save to the next."""
+        return max(interval.best_period(costs, self.mtbf), SHORTEST)
+
+    def goodput(self, costs: interval.Costs) -> float:
+        """The share of all time that becomes work which no failure takes back."""
+        return interval.goodput(self.seconds(costs), costs, self.mtbf)

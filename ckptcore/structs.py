@@ -376,6 +376,17 @@ class RetiredRecord(Record, frozen=True, kw_only=True):
     policy: Text
 
 
+class StagedRecord(Record, frozen=True, kw_only=True):
+    """`ledger/<generation>.staged.json`: a generation that is whole on the nodes, and not durable yet. No decision."""
+
+    format: Literal["ckpt/staged"] = "ckpt/staged"
+    run_id: RunId
+    generation: Generation
+    participants: Participants
+    decided: Time
+    decided_by: IncarnationNumber
+
+
 class Note(Record, frozen=True, kw_only=True):
     """`notes/<generation>/<name>.json`: what is learned about a generation later."""
 
@@ -404,5 +415,6 @@ RECORDS: dict[str, type[Record]] = {
     "manifest": Manifest,
     "abort": Abort,
     "retired": RetiredRecord,
+    "staged": StagedRecord,
     "note": Note,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,7 +10,6 @@ from ckptcore import ledger, names, notes, records
 from ckptcore.clock import Clock
 from ckptcore.digests import check, component_digest
 from ckptcore.errors import Damaged, DamageError, Retired, UnsupportedFormat
-from ckptcore.geometry import Box
 from ckptcore.history import History
 from ckptcore.names import GenerationId
 from ckptcore.readable import StoredLeaf
@@ -18,51 +17,78 @@ from ckptcore.reader import Checkpoint
 from ckptcore.records import ArrayLeaf
 from ckptcore.store import Store
 from ckptcore.storereads import THREADS, bounded_bytes, exists, has_size
+from ckptcore.streaming import batches
 from ckptcore.workers import Workers
 
-BATCH_BYTES = 128 << 20
 _LED = ("captured", "topology", "parent", "parent_manifest", "versions", "metadata")
 
 
 @dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong; where it is known, the object, the rank that delivered it, and the leaf whose bytes are wrong."""
+
+    text: str
+    key: str | None = None
+    rank: int | None = None
+    leaf: StoredLeaf | None = None
+
+
+@dataclass(frozen=True)
 class Verification:
-    """What was found. `problems` is empty for a whole checkpoint; `bytes_read` counts array bytes, deep only."""
+    """What was found, nothing in a whole checkpoint. `bytes_read` counts array bytes, deep only."""
 
     generation: GenerationId
     depth: Literal["shallow", "deep"]
-    problems: tuple[str, ...]
+    found: tuple[Problem, ...]
     bytes_read: int
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What is wrong, in words."""
+        return tuple(problem.text for problem in self.found)
 
     @property
     def ok(self) -> bool:
         """Whether nothing was wrong."""
-        return not self.problems
+        return not self.found
 
 
-def verify(checkpoint: Checkpoint, *, deep: bool = False) -> Verification:
-    """Check a commit against its manifest and report every problem.
+def verify(
+    checkpoint: Checkpoint,
+    *,
+    deep: bool = False,
+    components: Collection[str] | None = None,
+    progress: Callable[[int], object] = lambda _: None,
+) -> Verification:
+    """Check a commit against its manifest and report every problem. `components`: what a deep verification reads, all by default.
 
+    `progress` is told of array bytes as they are read, of `total_bytes` in all if the checkpoint is whole.
     Raises `StoreError` if that could not be found out, and `Retired` where retention has taken what is missing.
     """
     problems = list(_shallow_problems(checkpoint))
     read = 0
     if deep and not problems:
-        for leaf in _leaves(checkpoint):
+        for leaf in _leaves(checkpoint, checkpoint.manifest.components if components is None else components):
             try:
-                read += _read_all(checkpoint, leaf)
+                read += _read_all(checkpoint, leaf, progress)
             except DamageError as error:
                 _raise_unsupported(error)
-                problems.append(str(error))
+                problems.append(Problem(str(error), leaf=leaf))
     if problems:
-        _raise_retired(checkpoint, problems[0])
+        _raise_retired(checkpoint, problems[0].text)
     return Verification(checkpoint.generation, "deep" if deep else "shallow", tuple(problems), read)
+
+
+def total_bytes(checkpoint: Checkpoint) -> int:
+    """The array bytes that a deep verification reads."""
+    return sum(entry.bytes for entry in checkpoint.manifest.components.values())
 
 
 def check_whole(checkpoint: Checkpoint) -> None:
     """Raise a `DamageError` unless the shallow verification finds nothing; `Retired` if retention was faster."""
     for problem in _shallow_problems(checkpoint):
-        _raise_retired(checkpoint, problem)
-        raise Damaged(f"generation {checkpoint.generation}: {problem}")
+        _raise_retired(checkpoint, problem.text)
+        raise Damaged(f"generation {checkpoint.generation}: {problem.text}")
 
 
 def record(checkpoint: Checkpoint, found: Verification, *, clock: Clock) -> records.Note:
@@ -73,33 +99,38 @@ def record(checkpoint: Checkpoint, found: Verification, *, clock: Clock) -> reco
     return notes.write(checkpoint.store, run_id, checkpoint.generation, kind, clock=clock, depth=found.depth, text=text)
 
 
-def _shallow_problems(checkpoint: Checkpoint) -> Iterator[str]:
+def _shallow_problems(checkpoint: Checkpoint) -> Iterator[Problem]:
     try:
         homes = [(home, home.roster) for home in checkpoint.homes()]
         for component in checkpoint.manifest.components:
-            yield from _component_problems(checkpoint, component)
+            yield from map(Problem, _component_problems(checkpoint, component))
     except DamageError as error:
         _raise_unsupported(error)
-        yield str(error)
+        yield Problem(str(error))
         return
     with Workers(THREADS, "verify") as pool:
         for home, roster in homes:
             yield from _home_problems(home, roster, pool)
 
 
-def _home_problems(home: Checkpoint, roster: records.Roster, pool: Workers) -> Iterator[str]:
+def _home_problems(home: Checkpoint, roster: records.Roster, pool: Workers) -> Iterator[Problem]:
     """What is wrong with the receipts, and with the files that they list: all are looked at, many at a time."""
     store = home.store
-    read = pool.map(lambda delivered: _receipt(store, delivered), roster.ranks)
+    read = pool.map(lambda delivered: receipt(store, delivered), roster.ranks)
     receipts = [found for found in read if isinstance(found, records.Receipt)]
-    yield from (found for found in read if isinstance(found, str))
-    listed = [file for receipt in receipts for file in _files(home.generation, receipt)]
-    yield from (problem for problem in pool.map(lambda file: _file_problem(store, *file), listed) if problem)
+    yield from (found for found in read if isinstance(found, Problem))
+    yield from lost_files(store, home.generation, receipts, pool)
     if len(receipts) == len(roster.ranks):
-        yield from _manifest_problems(home.manifest, receipts)
+        yield from map(Problem, _manifest_problems(home.manifest, receipts))
     root = f"{names.state_prefix(home.generation)}manifest.ocdbt"
     if any(delivered.database for delivered in roster.ranks) and not exists(store, root):
-        yield f"{root} is missing, the root of the database of all arrays"
+        yield Problem(f"{root} is missing, the root of the database of all arrays", root)
+
+
+def lost_files(store: Store, generation: GenerationId, receipts: Sequence[records.Receipt], pool: Workers) -> Iterator[Problem]:
+    """The files that receipts of a generation list, and that are not there or have another size."""
+    listed = [file for receipt in receipts for file in _files(generation, receipt)]
+    yield from (problem for problem in pool.map(lambda file: _file_problem(store, *file), listed) if problem)
 
 
 def _component_problems(checkpoint: Checkpoint, component: str) -> Iterator[str]:
@@ -113,18 +144,18 @@ def _component_problems(checkpoint: Checkpoint, component: str) -> Iterator[str]
         yield f"component {component!r}: {len(index.leaves)} leaves in the index, {entry.leaves} in the manifest"
 
 
-def _receipt(store: Store, delivered: records.Delivered) -> records.Receipt | str:
+def receipt(store: Store, delivered: records.Delivered) -> records.Receipt | Problem:
     """A rank's receipt, or what is wrong with it."""
     key = delivered.receipt.key
     data = bounded_bytes(store, key, delivered.receipt.size)
     if data is None:
-        return f"{key} is missing"
+        return Problem(f"{key} is missing", key, delivered.rank)
     try:
         check(data, delivered.receipt.digest, what=key)
         return records.decode(data, records.Receipt, key=key)
     except DamageError as error:
         _raise_unsupported(error)
-        return str(error)
+        return Problem(str(error), key, delivered.rank)
 
 
 def _files(generation: GenerationId, receipt: records.Receipt) -> Iterator[tuple[int, str, int]]:
@@ -136,11 +167,11 @@ def _files(generation: GenerationId, receipt: records.Receipt) -> Iterator[tuple
         yield from ((receipt.rank, prefix + file.path, file.size) for file in receipt.files)
 
 
-def _file_problem(store: Store, rank: int, key: str, size: int) -> str | None:
+def _file_problem(store: Store, rank: int, key: str, size: int) -> Problem | None:
     if has_size(store, key, size):
         return None
     found = store.size(key)
-    return f"{key} " + ("is missing" if found is None else f"has {found} bytes, rank {rank} wrote {size}")
+    return Problem(f"{key} " + ("is missing" if found is None else f"has {found} bytes, rank {rank} wrote {size}"), key, rank)
 
 
 def _manifest_problems(manifest: records.Manifest, receipts: Sequence[records.Receipt]) -> Iterator[str]:
@@ -170,13 +201,13 @@ def _raise_retired(checkpoint: Checkpoint, problem: str) -> None:
         raise Retired(f"generation {generation} was retired, and that is no damage: {problem}. Take a newer one")
 
 
-def _leaves(checkpoint: Checkpoint) -> Iterator[StoredLeaf]:
-    for component in checkpoint.manifest.components:
+def _leaves(checkpoint: Checkpoint, components: Collection[str]) -> Iterator[StoredLeaf]:
+    for component in components:
         for rank in checkpoint.ranks(component):
             yield from checkpoint.leaves(component, rank).values()
 
 
-def _read_all(checkpoint: Checkpoint, leaf: StoredLeaf) -> int:
+def _read_all(checkpoint: Checkpoint, leaf: StoredLeaf, progress: Callable[[int], object]) -> int:
     """Read a leaf, an array a bounded number of chunks at a time; reading checks it. Returns bytes of arrays."""
     if not isinstance(leaf.record, ArrayLeaf):
         checkpoint.value(leaf)
@@ -184,11 +215,9 @@ def _read_all(checkpoint: Checkpoint, leaf: StoredLeaf) -> int:
     array, _ = checkpoint.array(leaf)
     if leaf.record.alias is not None:
         return 0  # its bytes are those of the array it is tied to
-    total, held, boxes = 0, 0, list[Box]()
-    for cell in range(array.grid.size):
-        boxes.append(array.grid.cell(cell))
-        held += boxes[-1].size * 8
-        if held >= BATCH_BYTES or cell == array.grid.size - 1:
-            total += sum(part.nbytes for part in checkpoint.read([(leaf, boxes)])[0])
-            held, boxes = 0, []
+    total = 0
+    for boxes in batches(array):
+        read = sum(part.nbytes for part in checkpoint.read([(leaf, boxes)])[0])
+        progress(read)
+        total += read
     return total

@@ -6,7 +6,7 @@ only for data that is durable; a failure leaves a `failed` receipt, so that nobo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,13 +57,24 @@ class Shard:
     """Microseconds by phase."""
 
 
-def write(store: Store, shard: Shard, *, clock: Clock, on_event: Listener | None = None) -> Receipt:
+def write(
+    store: Store,
+    shard: Shard,
+    *,
+    clock: Clock,
+    on_event: Listener | None = None,
+    place: Store | None = None,
+    before_receipt: Callable[[Receipt], None] | None = None,
+) -> Receipt:
     """Write the shard, make it durable, and sign it off.
+
+    `place`: where the database is written, if not into `store`; then `before_receipt`, called with the receipt that will be
+    put, has to bring it there.
 
     Raises `CommitUnknown` when the receipt may or may not be there: then the ledger tells what became of the save.
     Anything else that is raised went wrong before: then call `give_up`.
     """
-    return _Writer(store, shard, clock, on_event).run()
+    return _Writer(store, shard, clock, on_event, place or store, before_receipt).run()
 
 
 def give_up(store: Store, identity: Identity, error: Exception) -> None:
@@ -76,8 +87,17 @@ def give_up(store: Store, identity: Identity, error: Exception) -> None:
 
 
 class _Writer:
-    def __init__(self, store: Store, shard: Shard, clock: Clock, on_event: Listener | None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        shard: Shard,
+        clock: Clock,
+        on_event: Listener | None,
+        place: Store,
+        before_receipt: Callable[[Receipt], None] | None,
+    ) -> None:
         self.store, self.shard, self.clock, self.on_event = store, shard, clock, on_event
+        self.place, self.before_receipt = place, before_receipt
         self.generation, self.rank = shard.identity.generation, shard.identity.rank
         self.nonce = clock.nonce()
 
@@ -88,9 +108,12 @@ class _Writer:
         components = self._components(chunks)
         stored_values = self._write_values()
         layout = self._put(lambda value: names.layout_key(self.generation, value), records.encode(self.shard.plan.layout))
-        self.shard.phases["write"] = int((self.clock.monotonic() - started) * 1e6)
-        self._tell("written")
+        seconds = self.clock.monotonic() - started
+        self.shard.phases["write"] = int(seconds * 1e6)
+        self._tell("written", {"seconds": seconds, "bytes": sum(part.bytes for part in components.values())})
         receipt = self._receipt(components, files, stored_values, layout)
+        if self.before_receipt is not None:
+            self.before_receipt(receipt)
         self._sign_off(receipt)
         self._tell("receipt")
         return receipt
@@ -99,7 +122,7 @@ class _Writer:
         plan, found = self.shard.plan, {}
         if not plan.own:
             return {}, []
-        database = DatabaseWriter(self.store, names.database_prefix(self.generation, self.rank, self.nonce))
+        database = DatabaseWriter(self.place, names.database_prefix(self.generation, self.rank, self.nonce))
         try:
             for component, table in plan.layout.components.items():
                 for leaf in table.leaves:

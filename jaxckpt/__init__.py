@@ -21,9 +21,11 @@ from ckptcore.events import Event
 from ckptcore.guarantees import Approximate
 from ckptcore.handle import SaveHandle
 from ckptcore.keep import Best, Keep
+from ckptcore.nodes import Local
+from ckptcore.orbax_source import Orbax
 from ckptcore.safetensors import Safetensors
 from ckptcore.sampler import Sampler
-from ckptcore.schedule import Every
+from ckptcore.schedule import Every, Optimal
 from ckptcore.store import Storage
 from jaxckpt.checkpointer import Checkpointer, open_run
 from jaxckpt.rng import host_rng_state
@@ -35,6 +37,9 @@ __all__ = [
     "Event",
     "Every",
     "Keep",
+    "Local",
+    "Optimal",
+    "Orbax",
     "PerRank",
     "RankZero",
     "Restored",

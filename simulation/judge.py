@@ -167,7 +167,7 @@ class Judge:
             if generation in self._failed:
                 raise Violation("P-42", f"{generation} has become a checkpoint after a rank had been told that its part failed")
             self.check_commit(generation)
-            self._count("committed")
+            self._count("finished by anybody" if change.by.role == "finisher" else "committed")
             return
         self._count("aborted")
         if change.by.role == "finisher":

@@ -154,7 +154,7 @@ def _populate(world: World, scenario: Scenario, left_out: Collection[str]) -> No
             scenario.operators,
             partial(others.operate, times=4, every=2.0 * scenario.within, quarantine=scenario.quarantine),
         ),
-        ("finisher", scenario.finishers, partial(others.finish, times=6, every=0.5 * scenario.within)),
+        ("finisher", scenario.finishers, partial(others.finish, times=12, every=0.3 * scenario.within)),
     ]
     for role, count, body in crowd:
         for number in range(count):

@@ -41,7 +41,7 @@ class Process:
         return task
 
     def decides_as(self, incarnation: int) -> int:
-        """The incarnation for which it decides a generation of `incarnation`: its own, but for one who has none and may (P-58)."""
+        """The incarnation for which it decides a generation of `incarnation`: its own, or that one if anybody may (P-58)."""
         return incarnation if self.role == "finisher" else self.incarnation or 0
 
     def kill(self) -> None:

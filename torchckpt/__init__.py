@@ -23,8 +23,10 @@ from ckptcore.events import Event
 from ckptcore.guarantees import Approximate
 from ckptcore.handle import SaveHandle
 from ckptcore.keep import Best, Keep
+from ckptcore.nodes import Local
+from ckptcore.orbax_source import Orbax
 from ckptcore.safetensors import Safetensors
-from ckptcore.schedule import Every
+from ckptcore.schedule import Every, Optimal
 from ckptcore.store import Storage
 from torchckpt.checkpointer import Checkpointer, open_run
 from torchckpt.dcp_source import DcpCheckpoint
@@ -43,7 +45,10 @@ __all__ = [
     "Every",
     "Gradients",
     "Keep",
+    "Local",
     "Merged",
+    "Optimal",
+    "Orbax",
     "PerRank",
     "RankZero",
     "Restored",

@@ -11,8 +11,9 @@ from ckptcore.foreign import Start
 from ckptcore.geometry import CHUNK_BYTES
 from ckptcore.guarantees import Derived
 from ckptcore.keep import Keep
+from ckptcore.nodes import Local
 from ckptcore.records import Level
-from ckptcore.schedule import Every
+from ckptcore.schedule import Every, Optimal
 from ckptcore.store import Storage
 from torchckpt.backend import TorchBackend
 from torchckpt.preemption import Preemption
@@ -28,9 +29,11 @@ class Checkpointer(checkpointer.Checkpointer):
     Attributes:
       url: where the run lies: a path, `file://`, `s3://`, `gs://` or `memory://`; the same on every rank.
       storage: what a URL cannot say: endpoint, credentials, time-outs, file modes.
+      local: a directory of each node (NVMe, `/dev/shm`) where data is kept first and uploaded from in the background, or
+        `Local(path, upload_limit=…)`: a job whose ranks die goes on from there, one that loses a node from the newest commit.
       keep: which checkpoints stay, such as `Keep(last=3, every=10_000, best=Best("loss", 2))`; None deletes none.
-      interval: when `should_save` says yes: steps between saves, or `Every(steps=…, seconds=…)`;
-        by default every 600 seconds.
+      interval: when `should_save` says yes: steps between saves, `Every(steps=…, seconds=…)`, or `Optimal(mtbf=…)`, which
+        goes by what saves cost; by default every 600 seconds.
       require: the least guarantee that a save must give: `exact`, `coverage`, `replay` or `weights`.
       derived: needs of the guarantee that are met inside another component, or by the step:
         `{"schedule": "step"}`, `{"data": Approximate(samples)}`.
@@ -42,6 +45,9 @@ class Checkpointer(checkpointer.Checkpointer):
       coordinator_timeout: seconds that a save waits for every rank's receipt before it is aborted.
       max_staging_bytes: the most host memory that one rank's snapshot may take; None: no bound.
       chunk_bytes: the most bytes of one stored chunk; smaller ones suit other meshes better.
+      verify_rate: bytes a second at which rank 0 reads each checkpoint back, in the background and between saves, to note
+        whether it is whole; every byte is read once more. None: nobody does.
+      metrics_port: the port at which rank 0 serves Prometheus metrics (the extra `metrics`); None: no metrics.
       on_event: called with an `Event` for everything that happens, some of it in background threads.
 
     """
@@ -51,8 +57,9 @@ class Checkpointer(checkpointer.Checkpointer):
         url: str | os.PathLike[str],
         *,
         storage: Storage | None = None,
+        local: str | os.PathLike[str] | Local | None = None,
         keep: Keep | None = None,
-        interval: int | Every | None = None,
+        interval: int | Every | Optimal | None = None,
         require: Level | None = None,
         derived: Derived | None = None,
         start_from: Start | None = None,
@@ -61,6 +68,8 @@ class Checkpointer(checkpointer.Checkpointer):
         coordinator_timeout: float = 600.0,
         max_staging_bytes: int | None = None,
         chunk_bytes: int = CHUNK_BYTES,
+        verify_rate: float | None = None,
+        metrics_port: int | None = None,
         on_event: Listener | None = None,
     ) -> None:
         super().__init__(
@@ -68,6 +77,7 @@ class Checkpointer(checkpointer.Checkpointer):
             backend=TorchBackend(label=os.fspath(url)),
             watch=Preemption,
             storage=storage,
+            local=local,
             keep=keep,
             interval=interval,
             require=require,
@@ -78,6 +88,8 @@ class Checkpointer(checkpointer.Checkpointer):
             coordinator_timeout=coordinator_timeout,
             max_staging_bytes=max_staging_bytes,
             chunk_bytes=chunk_bytes,
+            verify_rate=verify_rate,
+            metrics_port=metrics_port,
             on_event=on_event,
         )
 

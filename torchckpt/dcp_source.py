@@ -1,7 +1,7 @@
 """Checkpoints of `torch.distributed.checkpoint` as something to read box by box or to start a run from.
 
 No file is trusted: `.metadata` is read without running it (`torchckpt.inert`), chunks by `torch.load` with
-`weights_only=True`. Only the chunks that meet the boxes wanted are read, one at a time.
+`weights_only=True`, unless somebody asks for more. Only the chunks that meet the boxes wanted are read, one at a time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class DcpCheckpoint(Foreign):
     `path`: the folder with `.metadata` in it. `prefix`: which tensors, and what is taken away from their names; `model.` for
     what was saved as `{"model": model.state_dict(), …}`, the empty text for a bare state dict. `names`: rules
     from what is left to the component's names (`ckptcore.renames`). `cast`: the floating-point dtype that a run which
-    starts from here takes; None takes what is stored. What is no tensor is left out.
+    starts from here takes; None takes what is stored. What is no tensor is left out. `allow_pickle`: where torch refuses to load
+    a tensor with `weights_only=True`, load it all the same, which runs whatever code the file names: for files of your own only.
 
     Raises, when it is first read: `NotFound`; a `DamageError` that names file and tensor for what is not whole and valid.
     """
@@ -49,9 +50,10 @@ class DcpCheckpoint(Foreign):
         prefix: str = "model.",
         names: Names | None = None,
         cast: Any = None,
+        allow_pickle: bool = False,
     ) -> None:
         super().__init__(path, component=component, names=names, cast=cast)
-        self.prefix = prefix
+        self.prefix, self._allow_pickle = prefix, allow_pickle
 
     def _tensors(self) -> Mapping[str, Tensor]:
         return self._logical
@@ -105,7 +107,8 @@ class DcpCheckpoint(Foreign):
         """A whole chunk, checked against what the metadata says of it."""
         where = f"{self.path / chunk.file}, chunk {list(chunk.box.start)} of {(self.prefix + name)[:200]!r}"
         with opened(self.path / chunk.file) as file:
-            found = _loaded(_Window(file, chunk.offset, chunk.length), where)
+            window = _Window(file, chunk.offset, chunk.length)
+            found = _loaded_at_risk(window, where) if self._allow_pickle else _loaded(window, where)
         if not isinstance(found, torch.Tensor):
             raise Damaged(f"{where}: holds {type(found).__name__}, not a tensor")
         leaves.check(found, where)
@@ -129,6 +132,18 @@ def _loaded(window: _Window, where: str) -> Any:
         # The reason alone: around it torch's message advises to load the file unsafely.
         reason = str(error.__context__ or error).split(" Please use", maxsplit=1)[0]
         raise Damaged(f"{where}: torch.load refuses it: {reason[:300] or type(error).__name__}") from error
+
+
+def _loaded_at_risk(window: _Window, where: str) -> Any:
+    """As `_loaded`; what torch refuses is loaded without its safeguards, as the caller has asked for."""
+    try:
+        return _loaded(window, where)
+    except Damaged:
+        window.seek(0)
+    try:
+        return torch.load(cast("IO[bytes]", window), map_location="cpu", weights_only=False)  # asked for by name
+    except Exception as error:
+        raise Damaged(f"{where}: torch.load refuses it: {str(error)[:300] or type(error).__name__}") from error
 
 
 class _Window(io.RawIOBase):

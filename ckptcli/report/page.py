@@ -9,6 +9,7 @@ from string import Template
 
 from ckptcli import text
 from ckptcli.report.bars import PHASES, bar, duration, longest, phases
+from ckptcli.report.goodput import goodput
 from ckptcli.report.markup import element, escape, facts, section, table
 from ckptcli.report.timeline import counts, timeline
 from ckptcore.chronicle import Chronicle, Delivery, Start
@@ -19,8 +20,8 @@ RANKS = 64
 """The most ranks that are shown one by one: of more, the slowest."""
 
 
-def page(told: Chronicle, now: datetime) -> str:
-    """The HTML text. `now`: when it is made; ages are from then."""
+def page(told: Chronicle, now: datetime, *, mtbf: float | None = None) -> str:
+    """The HTML text. `now`: when it is made; ages are from then. `mtbf`: seconds between failures, for the goodput curve."""
     shown = _shown(told)
     main = [
         section(
@@ -31,6 +32,9 @@ def page(told: Chronicle, now: datetime) -> str:
             "How long saves took",
             _saves(told),
             remark="The slowest rank of each. Training waits for the first part only.",
+        ),
+        section(
+            "goodput", "Goodput", goodput(told, mtbf), remark="The share of time that becomes work, by the time between saves."
         ),
         section("ranks", "Who wrote what", _ranks(told), remark=_about(shown, "of the newest checkpoint")),
         section("components", "Components", _components(shown), remark=_about(shown, "of the newest checkpoint")),

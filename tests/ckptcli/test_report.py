@@ -109,3 +109,11 @@ def test_values_are_labelled_with_few_round_numbers() -> None:
     assert Linear(0, 2.4, 0, 1).ticks() == [0, 0.5, 1.0, 1.5, 2.0]
     assert Linear(3, 3, 0, 1)(3) == 0.5
     assert Linear(3, 3, 0, 1).ticks() == [3]
+
+
+def test_the_goodput_curve(ckpt: Ckpt, tmp_path: Path) -> None:
+    page = report(ckpt, GOLDEN, tmp_path / "report.html", "--mtbf", "8h")
+    assert "goodput" in page.values("id")
+    assert "best time between saves" in page.text
+    assert "goodput" not in report(ckpt, GOLDEN, tmp_path / "report.html").values("id")
+    assert "expected a span of time" in ckpt.refused("report", GOLDEN, "-o", tmp_path / "r.html", "--mtbf", "often", status=2)

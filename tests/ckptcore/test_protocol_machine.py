@@ -19,6 +19,7 @@ from ckptcore.history import History
 from ckptcore.incarnations import undecided
 from ckptcore.keep import Keep
 from ckptcore.names import GenerationId
+from ckptcore.recovery import recover
 from ckptcore.retention import Collector
 from ckptcore.saving import Saving
 from ckptcore.store import Store
@@ -194,6 +195,18 @@ class Protocol(RuleBasedStateMachine):
             saving.run()
 
     # What else happens to a run
+
+    @rule(moment=st.none() | MOMENTS, torn=st.booleans())
+    def recover(self, *, moment: int | None, torn: bool) -> None:
+        """Somebody finishes what is complete, beside a job that may live, and may be killed. Nothing is aborted by that."""
+        before = set(undecided(self.store))
+        with suppress(Died):
+            recover(DyingStore(self.store, moment, torn=torn), apply=True, clock=FakeClock())
+        history = History.load(self.store)
+        found = {generation: history.decided(generation) for generation in before - set(undecided(self.store))}
+        assert all(decided is not None and decided.committed for decided in found.values())
+        for generation in found:
+            assert self.store.size(names.claim_key(generation.incarnation + 1)) is None
 
     @rule(data=st.data())
     def quarantine(self, data: st.DataObject) -> None:

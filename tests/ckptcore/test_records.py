@@ -35,6 +35,7 @@ from ckptcore.records import (
     Run,
     Settled,
     Skipped,
+    StagedRecord,
     StoreFacts,
     Topology,
     ValueLeaf,
@@ -164,6 +165,7 @@ EXAMPLES: dict[str, Record] = {
     "manifest": MANIFEST,
     "abort": Abort(run_id=RUN, generation=GENERATION, decided=TIME, decided_by=3, reason="rank 1 is missing", missing=[1]),
     "retired": RetiredRecord(run_id=RUN, generation=GENERATION, manifest=D, decided=TIME, policy="keep last 3"),
+    "staged": StagedRecord(run_id=RUN, generation=GENERATION, participants=2, decided=TIME, decided_by=1),
     "note": Note(run_id=RUN, generation=GENERATION, kind="metrics", created=TIME, metrics={"loss": {"$float": "0.5"}}),
 }
 BY_NAME = pytest.mark.parametrize("name", RECORDS)

@@ -9,7 +9,7 @@ import pytest
 
 from ckptcore import ledger, names, notes, records
 from ckptcore.clock import Clock
-from ckptcore.errors import Damaged, StoreUnavailable
+from ckptcore.errors import CallError, Damaged, StoreUnavailable
 from ckptcore.events import Event
 from ckptcore.filestore import FileStore
 from ckptcore.history import History
@@ -374,3 +374,69 @@ def test_nothing_is_deleted_while_a_newer_program_saves(store: FileStore, place:
     assert "a save under way may need it" in caplog.text
     key.unlink()
     assert [generation.step for generation in collect(store, Keep(last=2), 1).deleted] == [10]
+
+
+def opener_dies(store: FileStore) -> None:
+    """A claim that has no base: the disk was full."""
+    with pytest.raises(StoreUnavailable):
+        Job(FaultyStore(store, lambda operation, key: operation == "put_if_absent" and key.endswith("/base.json"))).open()
+
+
+def test_a_person_vouches_that_the_opener_has_died(store: FileStore) -> None:
+    """Otherwise a full disk, on which a job dies as it opens, could be emptied by nobody."""
+    job(store, 10, 20, 30, 40)
+    opener_dies(store)
+    assert collect(store, Keep(last=2)).deleted == ()
+    held = collect(store, None).held
+    assert {generation.step for generation in held} == {10, 20}
+    assert all("incarnation 2, which was claimed, has recorded no base" in why for why in held.values())
+    found = Collector(store, None, FakeClock(), dead_claims=frozenset({2})).collect(None)
+    assert [generation.step for generation in found.deleted] == [10, 20]
+    assert steps(store) == [30, 40]
+    assert Job(store).open().base_generation == GenerationId(1, 40, 1)
+
+
+def test_who_vouches_for_one_claim_does_not_vouch_for_the_next(store: FileStore) -> None:
+    job(store, 10, 20, 30, 40)
+    opener_dies(store)
+    opener_dies(store)
+    for dead in ({2}, {3}):
+        found = Collector(store, None, FakeClock(), dead_claims=frozenset(dead)).collect(Keep(last=2))
+        assert found.deleted == ()
+    assert Collector(store, None, FakeClock(), dead_claims=frozenset({2, 3})).collect(None).deleted != ()
+
+
+def test_a_claim_that_appears_meanwhile_holds_back_all_the_same(store: FileStore) -> None:
+    job(store, 10, 20, 30, 40)
+    opener_dies(store)
+
+    def claim_again(operation: str, key: str) -> bool:
+        if operation == "put_if_absent" and key == names.retired_key(GenerationId(1, 10, 1)):
+            opener_dies(store)
+        return False
+
+    found = Collector(FaultyStore(store, claim_again), None, FakeClock(), dead_claims=frozenset({2})).collect(Keep(last=2))
+    assert [generation.step for generation in found.retired] == [10, 20]
+    assert found.deleted == ()
+    assert "incarnation 3, which was claimed" in str(found.held)
+
+
+def test_a_vouch_for_a_claim_that_holds_nothing_back_is_refused(store: FileStore, place: Path) -> None:
+    job(store, 10, 20, 30, 40)
+    before = contents(place)
+    for dead in (1, 2):
+        with pytest.raises(CallError, match=f"nothing is held back for incarnation {dead}: every incarnation"):
+            Collector(store, None, FakeClock(), dead_claims=frozenset({dead})).collect(Keep(last=2))
+    assert contents(place) == before
+
+
+def test_what_is_held_back_is_told_with_the_reason(store: FileStore) -> None:
+    job(store, 10, 20, 30, 40)
+    note(store, 10, tags=["good"])
+    decided = ledger.read(store, History.load(store).run.run_id, GenerationId(1, 10, 1))
+    assert decided is not None
+    ledger.retire(store, decided, "by a job", clock=Clock())
+    dry = Collector(store, None, FakeClock()).collect(Keep(last=2), dry_run=True)
+    found = collect(store, Keep(last=2))
+    assert found.held == dry.held == {GenerationId(1, 10, 1): "it is pinned or tagged"}
+    assert found.reasons == dry.reasons == {GenerationId(1, 20, 1): "not among the newest 2"}

@@ -101,6 +101,23 @@ def test_no_moment_of_a_save_comes_while_older_saves_are_settled(run: Path) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("name", ["after-staged", "on-nodes", "during-upload"])
+def test_a_rank_dies_with_its_data_on_its_node(run: Path, tmp_path: Path, name: str, rank: int) -> None:
+    if (name, rank) == ("on-nodes", 1):
+        pytest.skip("that is said by rank 0")
+    job = saving("jax", run, 2, failpoint=failpoint(name, rank=rank), local=str(tmp_path / "node"))
+    assert job.wait()[rank].status == KILLED
+    keys = files_of(run, SECOND)
+    assert {"staged/00000.json", "staged/00001.json", RECEIPTS[1 - rank]} <= set(keys)
+    assert RECEIPTS[rank] not in keys
+    assert (run / "ledger" / f"{SECOND}.staged.json").exists() == ((name, rank) != ("after-staged", 0))
+    uploaded = [key for key in keys if key.startswith(f"state/ranks/{rank:05d}")]
+    assert bool(uploaded) == (name == "during-upload")
+    assert not [key for key in uploaded if key.endswith("manifest.ocdbt")]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["after-retired", "during-delete"])
 def test_a_collector_dies(run: Path, name: str) -> None:
     saves = [{"step": step} for step in (2, 3)]
@@ -187,4 +204,4 @@ def test_an_unknown_failpoint_is_not_offered() -> None:
     for told in ({"name": "at-noon", "rank": 0, "action": "kill"}, {"name": "before-data", "rank": 0, "action": "pause"}):
         with pytest.raises(Cannot):
             Failpoint.read(told)
-    assert len(MOMENTS) == 14
+    assert len(MOMENTS) == 17

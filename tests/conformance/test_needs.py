@@ -59,6 +59,7 @@ def test_plain_states_need_no_feature_and_rank_scope_is_one() -> None:
         (job(remap={"0": 1}), "feature remap"),
         (job(resume={"step": 1}), "feature rollback"),
         (job(single_writer=True), "feature single-writer"),
+        (job(nodes=["a"]), "feature nodes"),
         (job("restore", cast="float16"), "feature cast"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

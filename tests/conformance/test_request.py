@@ -32,6 +32,7 @@ def ask(step: dict[str, Any], processes: int = 1) -> list[dict[str, Any]]:
         rendezvous="127.0.0.1:1",
         storage={"region": "r"},
         url_of=lambda name: f"file:///{name}",
+        node_of=lambda name: f"/nodes/{name}",
         states=STATES,
     )
     return json.loads(json.dumps(made))
@@ -46,6 +47,7 @@ def test_requests_differ_in_the_rank_only() -> None:
         "rendezvous": "127.0.0.1:1", "mesh": {"axes": ["y", "x"], "shape": [1, 2]}, "deadline": 60, "failpoint": None,
         "resume": "head", "saves": [{"step": 1}],
         "derived": {"rng": "step"}, "keep": None, "run_id": None, "accept": None, "remap": None, "single_writer": False,
+        "local": None,
         "state": {"components": {"params": {"scope": "global"}}, "leaves": [{**LEAF, "value": "int", "path": []}]},
     }  # fmt: skip
 
@@ -54,6 +56,14 @@ def test_states_of_saves_are_written_out_and_derived_may_be_said() -> None:
     (made,) = ask({"do": "save", "state": "int", "saves": [{"step": 1, "state": "float"}], "derived": {}})
     assert made["saves"][0]["state"]["leaves"][0]["value"] == "float"
     assert made["derived"] == {}
+
+
+def test_each_rank_has_its_node() -> None:
+    made = ask({"do": "recover", "processes": 2, "nodes": ["a", "b"]}, processes=2)
+    assert [request["local"] for request in made] == ["/nodes/a", "/nodes/b"]
+    assert all("nodes" not in request for request in made)
+    (read,) = ask({"do": "latest"})
+    assert "local" not in read
 
 
 def test_a_fork_names_its_target_by_url() -> None:

@@ -205,6 +205,8 @@ def test_the_example_generation_derives_itself(tmp_path: Path) -> None:
         ("incarnations/000001/claim.json", "claim"),
         ("ledger/000001-000000000001-1.json", "decision"),
         ("ledger/000001-000000000001-1.retired.json", "retired"),
+        ("ledger/000001-000000000001-1.staged.json", "staged"),
+        ("generations/000001-000000000001-1/staged/00001.json", "staged-receipt"),
         ("notes/000001-000000000001-1/pin.json", "note"),
         ("incarnations/000000/claim.json", None),
         ("ledger/000000-000000000001-1.json", None),

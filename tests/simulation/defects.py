@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from ckptcore import incarnations, ledger, names, retention, writer
+from ckptcore import incarnations, ledger, names, recovery, retention, writer
 from ckptcore.array_writer import DatabaseWriter
 from ckptcore.coordinator import Coordinator
 from ckptcore.errors import SaveAborted, SaveFailed, StoreUnavailable, Superseded
@@ -33,6 +33,27 @@ class Unfenced(Coordinator):
 def no_fence() -> Iterator[None]:
     """A coordinator decides without looking for a newer claim (P-38)."""
     with patch.object(Coordinator, "fence", lambda *_: None):
+        yield
+
+
+class Aborting(Coordinator):
+    """Decides whatever it is asked to finish."""
+
+    def finish(self, generation: GenerationId, receipts: Any = None) -> Any:
+        return Coordinator(**vars(self)).conclude(generation, receipts)
+
+
+@contextmanager
+def finishes_without_a_fence() -> Iterator[None]:
+    """Who finishes a save for another does not look for a newer claim (P-58)."""
+    with patch.object(recovery, "Coordinator", Unfenced):
+        yield
+
+
+@contextmanager
+def finishes_by_aborting() -> Iterator[None]:
+    """Who finishes saves for others aborts what is not complete yet (P-58)."""
+    with patch.object(recovery, "Coordinator", Aborting):
         yield
 
 
@@ -270,5 +291,5 @@ def failed_though_delivered() -> Iterator[None]:
 @contextmanager
 def deletes_while_a_job_opens() -> Iterator[None]:
     """A collector deletes what an opener may just have chosen (K-7)."""
-    with patch.object(retention, "_is_opening", lambda _: False):
+    with patch.object(retention, "opening_claims", lambda _: set()):
         yield

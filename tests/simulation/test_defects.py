@@ -20,6 +20,8 @@ Defect = Callable[[], AbstractContextManager[None]]
 DEFECTS: list[tuple[Defect, int, set[str]]] = [
     (defects.no_fence, 5, {"P-38"}),
     (defects.fence_before_data, 5, {"P-38"}),
+    (defects.finishes_without_a_fence, 200, {"P-38"}),
+    (defects.finishes_by_aborting, 60, {"P-58"}),
     (defects.overwrite, 200, {"P-51", "S-9"}),
     (defects.abort_on_a_transient_error, 400, {"P-12"}),
     (defects.abort_though_fenced, 200, {"P-38"}),

@@ -26,8 +26,11 @@ from ckptcore.store import Store
 
 Phase = Literal["before", "after"]
 
-_DELIVERING = frozenset({"before-data", "during-data", "before-receipt", "after-receipt"})
+_DELIVERING = frozenset(
+    {"before-data", "during-data", "before-receipt", "after-receipt", "after-staged", "on-nodes", "during-upload"}
+)
 _PATIENCE = 5.0  # seconds
+_ON_NODES = ".staged.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +107,10 @@ MOMENTS: Mapping[str, Callable[[Seen], bool]] = MappingProxyType(
         "during-settle": lambda seen: seen.is_("after", "put_if_absent") and seen.settling and seen.decision and seen.older,
         "before-base": lambda seen: seen.is_("before", "put_if_absent") and _is_incarnation(seen.key, "base"),
         "after-retired": lambda seen: seen.is_("after", "put_if_absent") and seen.key.endswith(".retired.json"),
+        "after-staged": lambda seen: seen.is_("after", "put_if_absent") and seen.rest == f"staged/{seen.rank:05d}.json",
+        "on-nodes": lambda seen: seen.is_("after", "put_if_absent") and seen.key.endswith(_ON_NODES),
+        # Whoever finishes an upload, of whatever rank, has copied the files; the sync and the receipt are still to come.
+        "during-upload": lambda seen: seen.is_("before", "sync") and seen.rest.startswith("state/ranks/"),
         "during-delete": lambda seen: seen.is_("before", "delete_prefix") and seen.generation is not None and not seen.rest,
     }
 )
@@ -234,11 +241,18 @@ class FailingStore:
         return generation.step == step and generation.incarnation == (self._claimed or generation.incarnation)
 
     def _let_others_deliver(self, generation: GenerationId) -> None:
-        """Wait until the receipts of all others are there; for a while, in case that they do not come."""
+        """Wait until the receipts of all others are there; for a while, in case that they do not come.
+
+        Where nothing of this rank is there, others that keep their data on nodes come as far as their staged receipts.
+        """
         others = {f"{rank:05d}.json" for rank in range(self.processes)} - {f"{self.failpoint.rank:05d}.json"}
         until = time.monotonic() + _PATIENCE
-        while not others <= {*self.inner.children(names.receipts_prefix(generation))} and time.monotonic() < until:
+        while not others <= self._delivered(generation) and time.monotonic() < until:
             time.sleep(0.005)
+
+    def _delivered(self, generation: GenerationId) -> set[str]:
+        staged = self.inner.children(names.staged_prefix(generation)) if self.failpoint.name == "before-data" else []
+        return {*self.inner.children(names.receipts_prefix(generation)), *staged}
 
     def _act(self, key: str) -> None:
         if self.failpoint.action == "error":
@@ -257,7 +271,7 @@ class FailingStore:
         if self.failpoint.name == "during-delete":
             for lost in [*self.inner.list(key)][::2]:
                 self.inner.delete(lost)
-        if self.failpoint.name != "during-data":
+        if self.failpoint.name not in ("during-data", "during-upload"):
             return {}
         manifest = self.inner.get(key + MANIFEST)
         self.inner.delete(key + MANIFEST)
@@ -266,7 +280,7 @@ class FailingStore:
 
 def _generation_of(key: str) -> tuple[GenerationId | None, str]:
     """The generation that a key is about, and the rest of a key below its folder."""
-    decided = names.parse_ledger_key(key)
+    decided = names.parse_ledger_key(key.removesuffix(_ON_NODES) + ".json" if key.endswith(_ON_NODES) else key)
     if decided is not None:
         return decided[0], ""
     folder, _, below = key.partition("/")

@@ -11,12 +11,15 @@ from ckpt_conformance.adapters.framework import Framework
 from ckpt_conformance.adapters.request import Request
 from ckptcore import probe
 from ckptcore.checkpointer import Checkpointer
+from ckptcore.clock import Clock
 from ckptcore.history import History
 from ckptcore.incarnations import Incarnation, Opening
 from ckptcore.ledger import Decided
+from ckptcore.nodes import Local
 from ckptcore.reader import Checkpoint
 from ckptcore.run import Run
 from ckptcore.session import Session, open_session
+from ckptcore.staging import Finishing
 from ckptcore.store import Store, open_store
 from ckptcore.verify import check_whole
 
@@ -35,6 +38,7 @@ def checkpointer(framework: Framework, request: Request, **options: Any) -> Chec
         run_id=request["run_id"],
         coordinator_timeout=request.deadline,
         on_preemption="ignore",
+        local=request["local"],
         **options,
     )
     if request.failpoint is not None and request.failpoint.rank == request.rank:
@@ -54,11 +58,13 @@ def reader(framework: Framework, request: Request) -> Run:
 
 
 def recover(framework: Framework, request: Request) -> Session:
-    """Claim, settle and record the base, on rank 0, and hand it to the others: a start that restores nothing.
+    """Finish uploads, then claim, settle and record the base, on rank 0, and hand it to the others: nothing is restored.
 
     `Checkpointer` has no such call: it opens a run in order to restore, and refuses what the restore could not keep.
     """
     channel = framework.backend(request.url).channel()
+    if request["local"] is not None:
+        Finishing(store=store(request), local=Local(request["local"]), channel=channel, clock=Clock()).run()
     return open_session(store(request), channel, partial(_claim, framework, request))
 
 

@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ckpt_conformance.cases.texts import ScenarioError
 
+_NODE = re.compile(r"[a-z0-9]+")
 REQUIRED = object()
 """Stands for the default of a field that a scenario has to give."""
 
 VERBS: Mapping[str, Mapping[str, Any]] = {
     "save": {
         "resume": "head", "saves": REQUIRED, "derived": None, "keep": None, "run_id": None, "accept": None, "remap": None,
-        "single_writer": False,
+        "single_writer": False, "nodes": [],
     },
-    "recover": {},
+    "recover": {"nodes": []},
     "latest": {},
     "restore": {
         "mode": "read", "generation": None, "step": None, "components": None, "cast": None, "accept": None, "remap": None,
+        "nodes": [],
     },
     "verify": {"generation": None, "depth": "deep"},
     "collect": {"keep": None},
     "fork": {"target": REQUIRED, "generation": None, "components": None},
-    "train": {"steps": REQUIRED, "save_at": [], "resume": False, "accept": None, "batch": 8, "keep": None},
+    "train": {"steps": REQUIRED, "save_at": [], "resume": False, "accept": None, "batch": 8, "keep": None, "nodes": []},
 }  # fmt: skip
-"""The fields of each verb's request (ADAPTER.md) with their defaults. `derived` is by default what the state declares."""
+"""The fields of each verb's request (ADAPTER.md) with their defaults. `derived` is by default what the state declares; `nodes`
+are names, from which each rank gets its own `local`."""
 SAVE_FIELDS = {"step", "state", "guarantee", "metrics", "unchanged"}
 WITH_STATE = {"save", "restore"}
 COMMON = {"do", "adapter", "run", "processes", "mesh", "state", "deadline", "failpoint", "background", "expect", "keep_as"}
@@ -35,7 +39,8 @@ _AS_GIVEN = ("adapter", "run", "state", "deadline", "failpoint", "background", "
 OTHERS: Mapping[str, tuple[set[str], set[str]]] = {
     "release": ({"job", "expect"}, set()),
     "kill": ({"job"}, set()),
-    "damage": ({"ops"}, {"run", "damaged"}),
+    "damage": ({"ops"}, {"run", "damaged", "node"}),
+    "lose": ({"node"}, set()),
     "note": ({"generation", "kind"}, {"run", "text", "tag", "metrics", "depth", "created", "name"}),
     "copy": ({"from", "to"}, set()),
     "golden": ({"name"}, {"run"}),
@@ -47,9 +52,10 @@ EXITS = {"done", "refused", "done-or-refused", "killed", "gone"}
 FAILPOINTS = {
     "before-data", "during-data", "before-receipt", "after-receipt", "before-index", "before-merge", "before-fence",
     "before-decision", "after-decision", "after-claim", "during-settle", "before-base", "after-retired", "during-delete",
+    "after-staged", "on-nodes", "during-upload",
 }  # fmt: skip
 ACTIONS = {"kill", "stop", "error"}
-FACTS = {"decision", "retired", "complete", "failed", "missing", "data", "derived", "reason"}
+FACTS = {"decision", "retired", "complete", "failed", "missing", "data", "derived", "reason", "staged", "on_nodes"}
 TRAINED = ("losses", "samples", "draws", "leaves")
 DEADLINE = 60.0
 """Seconds that a coordinator waits for receipts, where the scenario says nothing."""
@@ -115,7 +121,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Act:
-    """A step of the suite itself: `release`, `kill`, `damage`, `note`, `copy`, `golden`, `wait` or `store`."""
+    """A step of the suite itself: `release`, `kill`, `damage`, `lose`, `note`, `copy`, `golden`, `wait` or `store`."""
 
     do: str
     fields: Mapping[str, Any]
@@ -197,8 +203,20 @@ def _check(job: Job) -> None:
         raise ScenarioError("a step has either expect, or background")
     if job.verb != "train" and job.keep_as is not None:
         raise ScenarioError("keep_as: only train has an answer to keep")
+    _check_nodes(job)
     _check_failpoint(job)
     _check_expect(job)
+
+
+def _check_nodes(job: Job) -> None:
+    nodes = job.fields.get("nodes", [])
+    for name in nodes:
+        if not isinstance(name, str) or not _NODE.fullmatch(name):
+            raise ScenarioError(f"nodes has {name!r}: expected names of lower-case letters and digits")
+    if nodes and len(nodes) != job.processes:
+        raise ScenarioError(f"nodes has {len(nodes)} entries, and there are {job.processes} processes")
+    if nodes and job.verb == "restore" and job.fields["mode"] != "resume":
+        raise ScenarioError('nodes: a restore reads from nodes only with mode = "resume"')
 
 
 def _check_failpoint(job: Job) -> None:
@@ -222,7 +240,7 @@ def _check_expect(job: Job) -> None:
     for what, values in by_rank:
         if len(values) != job.processes:
             raise ScenarioError(f"{what} has {len(values)} entries, and there are {job.processes} processes")
-    ranks_matter = bool(by_rank) or job.failpoint is not None or bool(job.fields.get("remap"))
+    ranks_matter = bool(by_rank or job.failpoint or job.fields.get("remap") or job.fields.get("nodes"))
     if ranks_matter and job.devices != job.processes:
         raise ScenarioError("what is said by rank needs as many devices as processes, for a process may have one device only")
     _check_ends(job, expect)

@@ -42,16 +42,20 @@ def _place(job: Job) -> str:
     parts += [f" with the mesh {mesh}"] if job.devices != job.processes or len(job.mesh) > 1 else []
     parts += [" by the second adapter"] if job.adapter == "b" else []
     parts += [f" in the run {job.run}"] if job.run != "main" else []
+    nodes = job.fields.get("nodes", [])
+    parts += [f" with data on the node{'s' if len(nodes) > 1 else ''} {', '.join(nodes)}"] if nodes else []
     return "".join(parts)
 
 
 def _act(act: Act) -> str:
     fields = act.fields
     run = f" of the run {fields['run']}" if fields.get("run", "main") != "main" else ""
+    where = f"the node {fields['node']}" if "node" in fields else f"the store{run}"
     texts: dict[str, str] = {
         "release": f"let {fields.get('job')} go on",
         "kill": f"kill {fields.get('job')}",
-        "damage": f"damage the store{run}: {', '.join(_op(op) for op in fields.get('ops', []))}",
+        "lose": f"lose the node {fields.get('node')}",
+        "damage": f"damage {where}: {', '.join(_op(op) for op in fields.get('ops', []))}",
         "note": f"note {fields.get('kind')} on {fields.get('generation')}{run}",
         "copy": f"copy the run {fields.get('from')} to {fields.get('to')}",
         "golden": f"take the golden checkpoint {fields.get('name')}{run}",

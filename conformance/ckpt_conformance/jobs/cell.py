@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,7 +12,7 @@ from ckpt_conformance import data
 from ckpt_conformance.cases.needs import processes_of
 from ckpt_conformance.cases.steps import Act, Expect, Job, Step
 from ckpt_conformance.cases.titles import title_of
-from ckpt_conformance.jobs import notes, restored, stored, trained
+from ckpt_conformance.jobs import damage, nodes, notes, restored, stored, trained
 from ckpt_conformance.jobs.bench import Bench, Column
 from ckpt_conformance.jobs.expect import DONE, Ended, cannot, judge
 from ckpt_conformance.jobs.processes import RunningJob, rendezvous, start, until
@@ -101,6 +102,7 @@ class Cell:
             rendezvous=rendezvous(),
             storage=self._bench.options.storage,
             url_of=lambda name: self._run(name).place.url,
+            node_of=lambda name: str(self._node(name)),
             states=self._bench.states,
         )
         folder = self.folder / "steps" / str(self._number)
@@ -138,7 +140,7 @@ class Cell:
 
     def _act(self, act: Act) -> Seen:
         return {
-            "release": self._release, "kill": self._kill, "damage": self._damage, "note": self._note, "copy": self._copy,
+            "release": self._release, "kill": self._kill, "damage": self._damage, "lose": self._lose, "note": self._note, "copy": self._copy,
             "golden": self._golden, "wait": self._wait, "store": self._store,
         }[act.do](act)  # fmt: skip
 
@@ -153,7 +155,15 @@ class Cell:
         return _seen(running.wait(), [])
 
     def _damage(self, act: Act) -> Seen:
+        if "node" in act.fields:
+            run = self._run(act.fields.get("run", "main")).place
+            damage.apply(nodes.place(self._node(act.fields["node"]), run), act.fields["ops"])
+            return Seen()
         self._run(act.fields.get("run", "main")).damage(act.fields["ops"], act.fields.get("damaged", []))
+        return Seen()
+
+    def _lose(self, act: Act) -> Seen:
+        shutil.rmtree(self._node(act.fields["node"]))
         return Seen()
 
     def _note(self, act: Act) -> Seen:
@@ -188,6 +198,12 @@ class Cell:
             self._runs[name] = WatchedRun(open_place(url, self._bench.options.storage))
         return self._runs[name]
 
+    def _node(self, name: str) -> Path:
+        """The directory of a node, which there is from the first time on that it is named."""
+        folder = self.folder / "nodes" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
     def _touched(self, step: Step) -> list[str]:
         """Names of the runs that a step may have changed."""
         if isinstance(step, Job):
@@ -196,7 +212,7 @@ class Cell:
             return [step.fields["to"]]
         if step.do in ("release", "kill"):
             return list(self._runs)
-        return [step.fields.get("run", "main")]
+        return [] if "node" in step.fields else [step.fields.get("run", "main")]
 
     def _look(self, step: Step, seen: Seen) -> dict[str, Any]:
         """Look at the runs that a step may have changed: what is wrong there is added to `seen`. Their surveys by name."""

@@ -19,9 +19,13 @@ def requests(
     rendezvous: str,
     storage: Mapping[str, str],
     url_of: Callable[[str], str],
+    node_of: Callable[[str], str],
     states: Mapping[str, State],
 ) -> list[dict[str, Any]]:
-    """One request a rank. They differ in `rank` only; `url_of` gives the URL of a run by its name in the scenario."""
+    """One request a rank. They differ in `rank` and `local` only.
+
+    `url_of` gives the URL of a run by its name in the scenario, `node_of` the directory of a node.
+    """
     common = {
         "contract": CONTRACT,
         "verb": job.verb,
@@ -35,12 +39,20 @@ def requests(
         "failpoint": dict(job.failpoint) if job.failpoint else None,
         **_fields(job, url_of, states),
     }
-    return [{**common, "rank": rank} for rank in range(processes)]
+    return [{**common, "rank": rank, **_local(job, rank, node_of)} for rank in range(processes)]
+
+
+def _local(job: Job, rank: int, node_of: Callable[[str], str]) -> dict[str, Any]:
+    """The directory of the rank's node, for verbs that may have one."""
+    if "nodes" not in job.fields:
+        return {}
+    nodes = job.fields["nodes"]
+    return {"local": node_of(nodes[rank]) if nodes else None}
 
 
 def _fields(job: Job, url_of: Callable[[str], str], states: Mapping[str, State]) -> dict[str, Any]:
     """The fields of the verb itself."""
-    fields = dict(job.fields)
+    fields = {name: value for name, value in job.fields.items() if name != "nodes"}
     if job.verb == "fork":
         fields["target"] = url_of(fields["target"])
     if job.verb == "save":

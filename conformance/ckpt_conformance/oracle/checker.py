@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 
 from blake3 import blake3
 
-from ckpt_conformance.oracle import digests, keys, retention
+from ckpt_conformance.oracle import digests, keys, retention, staged
 from ckpt_conformance.oracle.arrays import Databases
 from ckpt_conformance.oracle.commits import faults, outcome, same
 from ckpt_conformance.oracle.keys import Generation
@@ -36,6 +36,7 @@ def check(place: Place, *, damaged: Collection[str] = ()) -> list[Problem]:
     databases = Databases(place)
     for generation in run.generations:
         found.update(faults(run, databases, generation))
+        found.update(staged.faults(run, generation))
     return sorted(_excusing(run, found))
 
 

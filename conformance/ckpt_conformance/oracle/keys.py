@@ -19,10 +19,12 @@ _KINDS = {
     "layout": rf"generations/{_GENERATION}/layouts/{_DIGEST}\.json",
     "values": rf"generations/{_GENERATION}/values/{_RANK}\.json",
     "receipt": rf"generations/{_GENERATION}/receipts/{_RANK}\.json",
+    "staged-receipt": rf"generations/{_GENERATION}/staged/{_RANK}\.json",
     "index": rf"generations/{_GENERATION}/index/{_COMPONENT}-{_DIGEST}\.json",
     "roster": rf"generations/{_GENERATION}/roster-{_DIGEST}\.json",
     "decision": rf"ledger/{_GENERATION}\.json",
     "retired": rf"ledger/{_GENERATION}\.retired\.json",
+    "staged": rf"ledger/{_GENERATION}\.staged\.json",
     "note": rf"notes/{_GENERATION}/(?P<name>{_SEGMENT})\.json",
 }
 _PLACES = {kind: re.compile(pattern) for kind, pattern in _KINDS.items()}
@@ -80,6 +82,11 @@ def retired(generation: str) -> str:
     return f"ledger/{generation}.retired.json"
 
 
+def on_nodes(generation: str) -> str:
+    """The key of the record that a generation is whole on the nodes (N-4)."""
+    return f"ledger/{generation}.staged.json"
+
+
 def claim(incarnation: int) -> str:
     """The key of an incarnation's claim."""
     return f"incarnations/{incarnation:06}/claim.json"
@@ -93,6 +100,11 @@ def base(incarnation: int) -> str:
 def receipt(generation: str, rank: int) -> str:
     """The key of a rank's receipt."""
     return f"generations/{generation}/receipts/{rank:05}.json"
+
+
+def staged(generation: str, rank: int) -> str:
+    """The key of a rank's staged receipt (N-3)."""
+    return f"generations/{generation}/staged/{rank:05}.json"
 
 
 def values(generation: str, rank: int) -> str:

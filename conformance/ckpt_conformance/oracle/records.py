@@ -15,10 +15,10 @@ from ckpt_conformance.oracle import canonical, layouts, values
 from ckpt_conformance.oracle.keys import Generation
 from ckpt_conformance.oracle.layouts import Fault
 
-_CERTIFIED = ("layout", "values", "receipt", "index", "roster")
+_CERTIFIED = ("layout", "values", "receipt", "staged-receipt", "index", "roster")
 _SIZE, _CERTIFIED_SIZE = 2**24, 2**30
 _FORMATS = {"manifest": "ckpt/decision", "abort": "ckpt/decision"}
-_KINDS = ("run", "claim", "base", "layout", "values", "receipt", "index", "roster", "manifest", "abort", "retired", "note")
+_KINDS = ("run", "claim", "base", "layout", "values", "receipt", "index", "roster", "manifest", "abort", "retired", "staged", "note")
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Judged:
     """What a record's bytes say.
 
     Attributes:
-      kind: as in `keys.named`, but `manifest` or `abort` for a decision that says which.
+      kind: as in `keys.named`, but `manifest` or `abort` for a decision that says which, and `receipt` for a staged one.
       value: the record, if it can be understood: None if not even its fields can be relied on.
       faults: what is wrong with it.
 
@@ -72,6 +72,8 @@ def _exact(kind: str, value: Mapping[str, Any]) -> tuple[str, tuple[Fault, ...]]
         kind = {"commit": "manifest", "abort": "abort"}.get(str(value.get("decision")), "decision")
         if kind == "decision":
             return kind, (("R-66", f"`decision` is {value.get('decision')!r}"),)
+    if kind == "staged-receipt":
+        kind = "receipt"
     expected = _FORMATS.get(kind, f"ckpt/{kind}")
     return kind, () if form == expected else (("R-12", f"is a {form}, not a {expected}"),)
 
@@ -178,6 +180,11 @@ def _roster(record: Mapping[str, Any]) -> Iterator[Fault]:
         yield "R-58", "its ranks are not 0, 1, 2, …"
 
 
+def _staged(record: Mapping[str, Any]) -> Iterator[Fault]:
+    if record["decided_by"] != Generation.parse(record["generation"]).incarnation:
+        yield "R-69", f"incarnation {record['decided_by']} is not that of {record['generation']}, whose rank 0 puts it"
+
+
 def _values(record: Mapping[str, Any]) -> Iterator[Fault]:
     for part in ("shared", "own"):
         for leaves in record.get(part, {}).values():
@@ -205,6 +212,7 @@ _RULES: dict[str, Callable[[Mapping[str, Any]], Iterator[Fault]]] = {
     "receipt": _receipt,
     "manifest": _manifest,
     "roster": _roster,
+    "staged": _staged,
     "values": _values,
     "note": _note,
 }

@@ -84,9 +84,10 @@ class Run:
 
     @cached_property
     def generations(self) -> list[str]:
-        """The generations that have a decision or anything under `generations/`, oldest first."""
+        """The generations that have a decision, or are known to have been on nodes, or have anything under `generations/`, in order."""
         folders = {found for key in self.keys if (found := keys.generation_of(key)) is not None}
-        return sorted(folders.union(self.decided), key=keys.Generation.parse)
+        on_nodes = {named.parts["generation"] for named in self.named.values() if named.kind == "staged"}
+        return sorted(folders.union(self.decided, on_nodes), key=keys.Generation.parse)
 
     def below(self, prefix: str) -> list[str]:
         """The keys that start with `prefix`."""

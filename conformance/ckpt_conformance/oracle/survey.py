@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from ckpt_conformance.oracle import arrays, evidence, keys, manifests
@@ -28,6 +28,8 @@ class Facts:
       data: whether something lies under its folder, and whether every file and value of its receipts is right.
       derived: whether indexes, roster and merged view are as the receipts ask for.
       reason: of an abort.
+      staged: the ranks whose staged receipts are there, in order.
+      on_nodes: whether it is on record that it was whole on the nodes.
 
     """
 
@@ -39,6 +41,8 @@ class Facts:
     data: Amount
     derived: Amount
     reason: str
+    staged: list[int] = field(default_factory=list)
+    on_nodes: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ def survey(place: Place) -> Survey:
 
 
 def _facts(run: Run, databases: Databases, generation: str) -> Facts:
-    receipts = _receipts(run, generation)
+    receipts = _receipts(run, generation, "receipts")
     abort = run.value(keys.decision(generation), "abort") or {}
     return Facts(
         decision=_decision(run, generation),
@@ -74,11 +78,13 @@ def _facts(run: Run, databases: Databases, generation: str) -> Facts:
         data=_data(run, generation, receipts),
         derived=_derived(run, databases, generation),
         reason=abort.get("reason", ""),
+        staged=[receipt["rank"] for receipt in _receipts(run, generation, "staged")],
+        on_nodes=keys.on_nodes(generation) in run.content,
     )
 
 
-def _receipts(run: Run, generation: str) -> list[Value]:
-    below = run.below(f"{keys.folder(generation)}receipts/")
+def _receipts(run: Run, generation: str, folder: str) -> list[Value]:
+    below = run.below(f"{keys.folder(generation)}{folder}/")
     return [receipt for key in below if (receipt := run.value(key, "receipt")) is not None]
 
 

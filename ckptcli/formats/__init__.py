@@ -1,0 +1,1 @@
+"""`ckpt export …` and `ckpt import …`: other formats, a command each."""

@@ -1,0 +1,147 @@
+"""What the next start of a job would do with a run, and why. Reads only (spec: opening for writing, head)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ckptcore import findings, forks, names, proving
+from ckptcore.errors import CheckpointError, DamageError, UnsupportedFormat
+from ckptcore.findings import Finding
+from ckptcore.history import History
+from ckptcore.incarnations import never_a_checkpoint, undecided
+from ckptcore.ledger import Decided
+from ckptcore.names import GenerationId
+from ckptcore.reader import Checkpoint
+from ckptcore.store import Storage, Store
+from ckptcore.verify import check_whole
+
+Check = Callable[[Decided], object]
+"""Raises a `DamageError` for a commit that no start would resume from."""
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What the next start would do. The first finding is the answer: of kind `resume`, `begin` or `stop`."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def answer(self) -> Finding:
+        """What it comes to."""
+        return self.findings[0]
+
+    @property
+    def generation(self) -> GenerationId | None:
+        """What the next start would resume from."""
+        return self.answer.generation if self.answer.kind == "resume" else None
+
+
+def outlook(store: Store, storage: Storage) -> Outlook:
+    """What the next start would do: what it would settle is proven, and what it would choose is looked at, as it would do it.
+
+    A job that still runs may change all of it. Raises a `StoreError` where the store gives no answer.
+    """
+    history = History.load(store)
+    verdicts = [proving.judge(store, history.run.run_id, generation) for generation in undecided(store)]
+    settled = [finding for verdict in verdicts for finding in (verdict.finding, *verdict.details)]
+    told = [*settled, *_incarnations(history)]
+    open_ones = [verdict for verdict in verdicts if verdict.decided is None]
+    if open_ones:
+        text = f"the next start stops with an error: it cannot determine what became of {open_ones[0].generation}"
+        return Outlook((Finding(kind="stop", text=text, clause="P-13"), *told))
+    supposed = history.supposing(verdict.decided for verdict in verdicts if verdict.decided is not None)
+    fresh = {verdict.generation for verdict in verdicts}
+
+    def check(decided: Decided) -> None:
+        if decided.generation not in fresh:  # what is proven has no roster yet
+            check_whole(Checkpoint(store, decided))
+
+    *passed, answer = lineage(supposed, check)
+    if answer.kind == "begin":
+        answer = _beginning(history, storage)
+    if answer.generation in fresh:
+        text = f"the next start commits it, since it is proven whole, and resumes from here (step {answer.generation.step})"
+        answer = replace(answer, text=text, clause="P-11, P-20")
+    older = [finding for finding in passed if finding.generation not in fresh]  # of the others `told` says more
+    return Outlook((answer, *older, *told))
+
+
+def lineage(history: History, check: Check | None = None) -> Iterator[Finding]:
+    """The candidates, best first, each passed over, and at the end what a start does: `resume`, `begin` or `stop`.
+
+    Without `check` what the records say has to do.
+    """
+    try:
+        yield from _candidates(history, check)
+    except UnsupportedFormat as error:
+        yield Finding(kind="stop", text=f"the next start stops with an error: {error}", clause="P-25")
+    except DamageError as error:
+        yield Finding(kind="stop", text=f"the next start stops with an error: {error}", clause="P-20")
+
+
+def _candidates(history: History, check: Check | None) -> Iterator[Finding]:
+    left = False
+    for generation in history.lineage():
+        problem = findings.obstacle(history, generation)
+        decided = history.decided(generation)
+        if problem is None and decided is not None and check is not None:
+            problem = _refusal(decided, check)
+        if problem is None:
+            whole = ", and all of its files are there" if check else ", if its files are whole"
+            text = f"the next start resumes from here (step {generation.step}){whole}"
+            yield Finding(kind="resume", text=text, clause="P-15, P-20", generation=generation)
+            return
+        yield replace(problem, kind="passed-over", text=f"passed over, {problem.text}")
+        left = left or not never_a_checkpoint(decided)
+    following = "stops with an error, since it would lose what the run has" if left else "is a fresh one"
+    text = f"no checkpoint to resume from: the next start {following}"
+    yield Finding(kind="stop" if left else "begin", text=text, clause="P-17")
+
+
+def _refusal(decided: Decided, check: Check) -> Finding | None:
+    try:
+        check(decided)
+    except UnsupportedFormat:
+        raise
+    except DamageError as error:
+        return Finding(kind="damaged", text=str(error), clause="P-15", generation=decided.generation)
+    return None
+
+
+def _beginning(history: History, storage: Storage) -> Finding:
+    """How a run without a checkpoint begins."""
+    parent, origin = history.run.parent, history.run.origin
+    if origin is not None:
+        text = f"the next start begins at step 0 from the {origin.format} checkpoint {origin.url}, which it has to be given again"
+        return Finding(kind="begin", text=text, clause="O-20", key=names.RUN)
+    if parent is None:
+        text = "no checkpoint to resume from: the next start is a fresh one"
+        return Finding(kind="begin", text=text, clause="P-17")
+    try:
+        forks.open_parent(parent, storage)
+    except CheckpointError as error:
+        return Finding(kind="stop", text=f"the next start stops with an error: {error}", clause="O-19", key=names.RUN)
+    text = f"the next start begins from generation {parent.generation} of {parent.url}, which this run was forked from"
+    return Finding(kind="begin", text=text, clause="O-19", key=names.RUN)
+
+
+def _incarnations(history: History) -> Iterator[Finding]:
+    """Claims without a base, bases that are lost, and who is superseded by whom."""
+    for number, error in sorted(history.lost.items()):
+        text = f"incarnation {number} had a base, which cannot be read: {error}"
+        yield Finding(kind="lost-base", text=text, clause="P-20", key=names.base_key(number))
+    for number, base in sorted(history.bases.items()):
+        if base is None and number not in history.lost:
+            text = f"incarnation {number} has a claim and no base: its job is still opening, or died before it had chosen one"
+            yield Finding(kind="opening", text=text, clause="P-18", key=names.claim_key(number))
+    newest = max(history.bases, default=0)
+    after = f", which supersedes a job that still runs as incarnation {newest}" if newest else ""
+    yield Finding(kind="next-claim", text=f"the next start claims incarnation {newest + 1}{after}", clause="P-8, P-9")
+
+
+def by_records(history: History, open_ones: Sequence[GenerationId]) -> Iterator[str]:
+    """As `outlook`, by the run's records alone: a line each. `open_ones`: what is undecided."""
+    for found in lineage(history):
+        yield f"{found.generation}: {found.text}" if found.generation is not None else found.text
+    yield from (f"{each}: undecided; the next start commits it if it is proven whole, else aborts it" for each in open_ones)

@@ -1,0 +1,172 @@
+"""Data on the nodes first: a rank's database on storage of its own, whole there before it is durable (spec: data on the nodes).
+
+The protocol around it stays as it is. A node store has the keys of the run's store; what is in it can be uploaded at any time,
+by whoever has it, and is the same whoever does it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tensorstore as ts
+
+from ckptcore import names, records
+from ckptcore.array_spec import MANIFEST, answer, write_error
+from ckptcore.clock import Clock
+from ckptcore.digests import digest
+from ckptcore.errors import CallError, Damaged, DamageError
+from ckptcore.names import GenerationId
+from ckptcore.records import Receipt
+from ckptcore.store import Store, open_store
+from ckptcore.storereads import bounded_bytes, exists, has_size
+
+
+@dataclass(frozen=True)
+class Local:
+    """Where a job's processes keep their data first, and how it gets to the run's store.
+
+    `path`: a directory on storage of the node (NVMe, `/dev/shm`), the same text on every rank; processes of a node may share it.
+    `upload_limit`: bytes a second that one process uploads at most. Raises `CallError` for a path that is a URL, or a limit that
+    is no positive number.
+    """
+
+    path: str | os.PathLike[str]
+    upload_limit: float | None = None
+
+    def __post_init__(self) -> None:
+        if "://" in os.fspath(self.path):
+            raise CallError(f"Local({os.fspath(self.path)!r}): expected a directory of this machine")
+        if self.upload_limit is not None and not self.upload_limit > 0:
+            raise CallError(f"Local(upload_limit={self.upload_limit!r}): expected a positive number of bytes a second")
+
+
+@dataclass(frozen=True)
+class Held:
+    """A rank's part of a generation that is whole on this node: the bytes of its receipt, and the receipt."""
+
+    data: bytes
+    receipt: Receipt
+
+    @property
+    def generation(self) -> GenerationId:
+        """The generation."""
+        return GenerationId.parse(self.receipt.generation)
+
+    @property
+    def prefix(self) -> str:
+        """The prefix of its database, in both stores."""
+        return names.database_prefix(self.generation, self.receipt.rank, self.receipt.database or "")
+
+
+@dataclass(frozen=True)
+class NodeStore:
+    """What a process keeps of one run on its node."""
+
+    local: Local
+    store: Store
+    clock: Clock
+
+    @classmethod
+    def of(cls, local: Local, run_id: str, clock: Clock) -> NodeStore:
+        """The part of a run. Nothing is made yet."""
+        return cls(local, open_store(Path(local.path).expanduser().absolute() / run_id), clock)
+
+    def keep(self, receipt: Receipt) -> Held:
+        """Put the receipt beside its files, which are whole: from now on they count (N-3)."""
+        data = records.encode(receipt)
+        key = names.receipt_key(GenerationId.parse(receipt.generation), receipt.rank)
+        self.store.put_if_absent(key, data)
+        return Held(data, receipt)
+
+    def held(self) -> Iterator[Held]:
+        """Everything that is whole here, oldest first (N-6). What is not is passed over."""
+        for generation in self._generations():
+            for receipt in self.store.children(names.receipts_prefix(generation)):
+                found = self._held(names.receipts_prefix(generation) + receipt)
+                if found is not None:
+                    yield found
+
+    def _held(self, key: str) -> Held | None:
+        data = bounded_bytes(self.store, key)
+        try:
+            held = None if data is None else Held(data, records.decode(data, Receipt, key=key))
+        except DamageError:
+            return None
+        return held if held is not None and all(self._is_whole(held, file) for file in held.receipt.files) else None
+
+    def _is_whole(self, held: Held, file: records.File) -> bool:
+        key = held.prefix + file.path
+        if file.digest is None:
+            return has_size(self.store, key, file.size)
+        return digest(bounded_bytes(self.store, key, file.size) or b"") == file.digest
+
+    def upload(self, store: Store, held: Held) -> int:
+        """Copy the files to the run's store and make them durable there (N-5). Returns how many bytes were copied.
+
+        Files that are there with their size are not copied again: nobody else writes below this prefix. The receipt is
+        the caller's to put.
+        """
+        if not held.receipt.files:
+            return 0
+        copied = 0
+        target = answer(ts.KvStore.open(store.kvstore(held.prefix), context=store.context), held.prefix, write_error)
+        started = self.clock.monotonic()
+        for file in sorted(held.receipt.files, key=lambda file: file.path == MANIFEST):
+            key = held.prefix + file.path
+            if has_size(store, key, file.size):
+                continue
+            data = self.store.get(key)
+            if data is None or len(data) != file.size:
+                raise Damaged(f"{key} in {self.store.url} has changed: something else deletes or writes files of this node store")
+            answer(target.write(file.path, data), key, write_error)
+            copied += len(data)
+            self._hold_back(copied, started)
+        store.sync(held.prefix)
+        return copied
+
+    def _hold_back(self, copied: int, started: float) -> None:
+        if self.local.upload_limit is not None:
+            due = started + copied / self.local.upload_limit
+            self.clock.sleep(max(0.0, due - self.clock.monotonic()))
+
+    def tidy(self, store: Store, newest: GenerationId | None) -> None:
+        """Delete the data of all that is decided, but for the newest commit: a restart reads that from here (N-10)."""
+        for generation in self._generations():
+            if generation != newest and exists(store, names.ledger_key(generation)):
+                self.store.delete_prefix(names.generation_prefix(generation))
+
+    def _generations(self) -> Iterator[GenerationId]:
+        for name in self.store.children(names.GENERATIONS):
+            if names.parse_ledger_key(f"{names.LEDGER}{name}.json") is not None:
+                yield GenerationId.parse(name)
+
+
+class Nearby:
+    """A run's store, in which the databases of `held` are read from the node (N-9)."""
+
+    def __init__(self, store: Store, node: Store, held: Sequence[Held]) -> None:
+        self._store, self._node, self._held = store, node, [each for each in held if each.receipt.files]
+        self.url, self.driver, self.context = store.url, store.driver, store.context
+        self.put_if_absent, self.get, self.size = store.put_if_absent, store.get, store.size
+        self.list, self.children, self.sync = store.list, store.children, store.sync
+        self.delete, self.delete_prefix = store.delete, store.delete_prefix
+
+    def kvstore(self, prefix: str) -> dict[str, Any]:
+        """As `Store.kvstore`, with a layer for each database that lies on the node."""
+        base = self._store.kvstore(prefix)
+        near = [held.prefix for held in self._held if held.prefix.startswith(prefix)]
+        if not near:
+            return base
+        layers = [{"base": self._node.kvstore(key), "prefix": key.removeprefix(prefix)} for key in near]
+        return {"driver": "kvstack", "layers": [{"base": base}, *layers]}
+
+
+def nearby(store: Store, local: Local, run_id: str, generation: GenerationId, clock: Clock) -> Store | None:
+    """`store` with what this node has of a commit in front of it; None if it has nothing."""
+    node = NodeStore.of(local, run_id, clock)
+    held = [each for each in node.held() if each.generation == generation]
+    return Nearby(store, node.store, held) if any(each.receipt.files for each in held) else None

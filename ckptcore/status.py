@@ -1,0 +1,151 @@
+"""How a run is doing: what a failure now would cost, what saves cost, and what goes wrong with them. Reads only."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from ckptcore import ledger, phases
+from ckptcore.chronicle import deliveries
+from ckptcore.clock import Clock
+from ckptcore.errors import DamageError
+from ckptcore.failures import failure
+from ckptcore.history import read_run
+from ckptcore.incarnations import stored
+from ckptcore.inventory import Entry, inventory
+from ckptcore.names import GenerationId
+from ckptcore.reader import Checkpoint
+from ckptcore.store import Store
+
+
+@dataclass(frozen=True)
+class Newest:
+    """A checkpoint, when its state was captured (None for a date that no calendar has), and how long ago that was."""
+
+    generation: GenerationId
+    captured: datetime | None
+    age: float | None
+    """Seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveCosts:
+    """What one save took, in seconds; `stage` and `write` are those of the slowest rank in each, None where no receipt tells.
+
+    `previous_wait` and `previous_commit`: how long rank 0 waited for receipts and decided at the save before this one, the
+    newest for which that is recorded. `bytes`: what all ranks wrote; `bytes_per_second`: in the time of the slowest.
+    """
+
+    generation: GenerationId
+    participants: int
+    bytes: int
+    stage: float | None = None
+    write: float | None = None
+    previous_wait: float | None = None
+    previous_commit: float | None = None
+    bytes_per_second: float | None = None
+    slowest: int | None = None
+    slowest_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Backlog:
+    """Generations whose data may go and is still there. `bytes` are those of the retired: what aborted ones left is unknown."""
+
+    generations: tuple[GenerationId, ...] = ()
+    bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """How a run is doing at `at`.
+
+    `committed`, `verified`: the newest that a job could go on from, and the newest of these that a verification found whole.
+    `on_nodes`: a newer one that is whole on the nodes, and not durable yet; a job that is started there goes on from it.
+    `steps_at_risk`: steps after `committed` that a save under way has already seen, None where there is none: at least these
+    would be done again. `failures`: aborted saves by kind (`ckptcore.failures`). `states`: generations by state.
+    """
+
+    url: str
+    at: datetime
+    committed: Newest | None
+    verified: Newest | None
+    on_nodes: Newest | None
+    steps_at_risk: int | None
+    save: SaveCosts | None
+    failures: Mapping[str, int]
+    backlog: Backlog
+    undecided: tuple[Entry, ...]
+    states: Mapping[str, int]
+
+
+def status(store: Store, clock: Clock | None = None) -> Status:
+    """The status of a run. Raises `NotFound` where there is none."""
+    now = datetime.fromisoformat((clock or Clock()).utc())
+    entries = inventory(store)
+    on_path = [entry for entry in entries if entry.state in ("committed", "verified") and entry.guarantee != "weights"]
+    committed = _newest(on_path, now)
+    undecided = tuple(entry for entry in entries if entry.state == "undecided")
+    return Status(
+        url=store.url,
+        at=now,
+        committed=committed,
+        verified=_newest([entry for entry in on_path if entry.state == "verified"], now),
+        on_nodes=_newest([entry for entry in undecided if entry.on_nodes], now),
+        steps_at_risk=_at_risk(committed, undecided),
+        save=_last_save(store, entries),
+        failures=Counter(failure(entry.reason, entry.missing) for entry in entries if entry.state == "aborted"),
+        backlog=_backlog(store, entries),
+        undecided=undecided,
+        states=Counter(entry.state for entry in entries),
+    )
+
+
+def _newest(entries: Sequence[Entry], now: datetime) -> Newest | None:
+    entry = max(entries, key=lambda each: each.generation, default=None)
+    if entry is None:
+        return None
+    age = None if entry.at is None else max((now - entry.at) / timedelta(seconds=1), 0.0)
+    return Newest(entry.generation, entry.at, age)
+
+
+def _at_risk(committed: Newest | None, undecided: Iterable[Entry]) -> int | None:
+    newest = max(undecided, key=lambda entry: entry.generation, default=None)
+    since = 0 if committed is None else committed.generation.step
+    return None if newest is None or newest.generation.step < since else newest.generation.step - since
+
+
+def _last_save(store: Store, entries: Sequence[Entry]) -> SaveCosts | None:
+    commits = [entry for entry in entries if entry.guarantee is not None and entry.state != "retired"]
+    newest = max(commits, key=lambda entry: entry.generation, default=None)
+    if newest is None:
+        return None
+    try:
+        decided = ledger.commit(store, read_run(store).run_id, newest.generation)
+        found = deliveries(Checkpoint(store, decided))
+    except DamageError:  # `ckpt verify` says what is wrong; who retires it between two questions does no harm
+        return None
+    by_rank = {delivery.rank: delivery.phases for delivery in found}
+    written = sum(sum(delivery.bytes.values()) for delivery in found)
+    slowest = phases.slowest(by_rank)
+    write = max((each["write"] for each in by_rank.values() if "write" in each), default=None)
+    return SaveCosts(
+        generation=newest.generation,
+        participants=len(found),
+        bytes=written,
+        stage=max((each["stage"] for each in by_rank.values() if "stage" in each), default=None),
+        write=write,
+        previous_wait=by_rank.get(0, {}).get("previous_wait"),
+        previous_commit=by_rank.get(0, {}).get("previous_commit"),
+        bytes_per_second=written / write if write else None,
+        slowest=slowest,
+        slowest_seconds=None if slowest is None else phases.own(by_rank[slowest]),
+    )
+
+
+def _backlog(store: Store, entries: Sequence[Entry]) -> Backlog:
+    there = set(stored(store))
+    left = [entry for entry in entries if entry.state in ("retired", "aborted") and entry.generation in there]
+    return Backlog(tuple(entry.generation for entry in left), sum(entry.own_bytes or 0 for entry in left))

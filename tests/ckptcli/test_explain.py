@@ -1,0 +1,84 @@
+"""`ckpt explain`: what a person on call is told, in a few lines that are true."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ckptcore import names
+from tests.ckptcli.support import Ckpt
+from tests.ckptcore.support import Job, contents, file_store, flip
+from tests.processes import ROOT
+
+GOLDEN = ROOT / "conformance" / "golden" / "1.0-by-jax-0.1.0"
+
+
+@pytest.fixture
+def job(place: Path) -> Job:
+    opened = Job(file_store(place / "run"), 8)
+    opened.open()
+    opened.save(10)
+    return opened
+
+
+def test_rank_7_died(ckpt: Ckpt, job: Job, place: Path) -> None:
+    generation = job.next_generation(20)
+    for rank in range(7):
+        job.write(generation, rank)
+    before, receipt = contents(place), names.receipt_key(generation, 7)
+    assert ckpt("explain", place / "run").out.splitlines() == [
+        "000001-000000000010-1: the next start resumes from here (step 10), and all of its files are there (P-15, P-20)",
+        "000001-000000000020-1: undecided: the next start aborts it, no receipt from rank 7 of 8 (P-12)",
+        f"  000001-000000000020-1: no receipt from rank 7: nothing of it is there [{receipt}] (P-12, P-35.1)",
+        "the next start claims incarnation 2, which supersedes a job that still runs as incarnation 1 (P-8, P-9)",
+    ]
+    found = ckpt("explain", place / "run", "--json").json
+    assert (found["generation"], found["resumable"]) == ("000001-000000000010-1", True)
+    assert [fact["kind"] for fact in found["findings"]] == ["resume", "abort", "missing-receipt", "next-claim"]
+    assert contents(place) == before
+
+
+def test_many_ranks_that_died_are_one_line(ckpt: Ckpt, job: Job, place: Path) -> None:
+    generation = job.next_generation(20)
+    job.write(generation, 3)
+    told = ckpt("explain", place / "run", "20", status=1).out
+    assert told.startswith("000001-000000000020-1 cannot be resumed from\n")
+    assert "no receipts from ranks 0-2, 4-7: nothing of it is there" in told
+    facts = ckpt("explain", place / "run", generation, "--json", status=1).json["findings"]
+    assert [fact["rank"] for fact in facts if fact["kind"] == "missing-receipt"] == [0, 1, 2, 4, 5, 6, 7]
+
+
+def test_a_damaged_one(ckpt: Ckpt, place: Path) -> None:
+    job = Job(file_store(place / "run"), 2)
+    job.open()
+    generation = job.save(10).generation
+    for file in (place / "run" / names.state_prefix(generation) / "ranks").glob("00001-*/d/*"):
+        for position in range(10, file.stat().st_size, 100):
+            flip(file, position)
+    assert "can be resumed from" in ckpt("explain", place / "run", "10").out
+    told = ckpt("explain", place / "run", "10", "--deep", status=1).out
+    assert "chunks 2, 3 of 'params.w', written by rank 1, cannot be read (O-10, O-11)" in told
+    facts = ckpt("explain", place / "run", "10", "--deep", "--json", status=1).json["findings"]
+    assert [(fact["rank"], fact["leaf"], fact["chunks"]) for fact in facts if fact["kind"] == "chunks"] == [
+        (1, "params.w", [2, 3])
+    ]
+
+
+def test_golden_runs(ckpt: Ckpt) -> None:
+    assert "the next start commits it, since it is proven whole, and resumes from here (step 7)" in ckpt("explain", GOLDEN).out
+    assert "it is retired (P-21, K-6)" in ckpt("explain", GOLDEN, "2", status=1).out
+    assert "it was aborted: a rank could not write its part" in ckpt("explain", GOLDEN, "3", status=1).out
+    assert "marked quarantine: the loss rose (P-21)" in ckpt("explain", GOLDEN, "6", status=1).out
+
+
+def test_nothing_to_resume_from(ckpt: Ckpt, place: Path) -> None:
+    Job(file_store(place / "run")).open()
+    assert "the next start is a fresh one" in ckpt("explain", place / "run", status=1).out
+
+
+def test_what_is_wrong(ckpt: Ckpt, place: Path) -> None:
+    assert "there is no run at" in ckpt.refused("explain", place, status=5)
+    assert "no generation of step 77" in ckpt.refused("explain", GOLDEN, "77", status=5)
+    assert "has no generation 000009-000000000001-1" in ckpt.refused("explain", GOLDEN, "000009-000000000001-1", status=5)
+    assert "--deep reads one checkpoint" in ckpt.refused("explain", GOLDEN, "--deep", status=2)

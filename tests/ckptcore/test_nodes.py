@@ -1,0 +1,308 @@
+"""Data on the nodes: whole there first, durable later, and what a start makes of it (spec: 16-nodes)."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckptcore import ledger, names, records, restore
+from ckptcore.channel import Channel
+from ckptcore.checkpointer import Checkpointer, Restored
+from ckptcore.errors import CallError, CommitUnknown, SaveAborted, SaveFailed, StoreUnavailable
+from ckptcore.events import Event
+from ckptcore.explaining import outlook
+from ckptcore.filestore import FileStore
+from ckptcore.history import read_run
+from ckptcore.incarnations import undecided
+from ckptcore.inventory import inventory
+from ckptcore.match import Rules
+from ckptcore.names import GenerationId
+from ckptcore.nodes import Held, Local, NodeStore, nearby
+from ckptcore.reader import Checkpoint
+from ckptcore.status import status
+from ckptcore.store import Storage
+from tests.ckptcore.failing import FaultyStore
+from tests.ckptcore.support import (
+    FakeClock,
+    check_commits,
+    checkpointer,
+    file_store,
+    memory_directory,
+    on_ranks,
+    same,
+    state,
+)
+
+RANKS = 2
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    with memory_directory() as folder:
+        yield folder
+
+
+@dataclass
+class Cluster:
+    """A run, and a node for each rank."""
+
+    place: Path
+
+    @property
+    def store(self) -> FileStore:
+        return file_store(self.place / "run")
+
+    def node(self, rank: int) -> Path:
+        return self.place / f"node-{rank}"
+
+    def held(self, rank: int) -> list[Held]:
+        return list(NodeStore.of(Local(self.node(rank)), read_run(self.store).run_id, FakeClock()).held())
+
+    def saver(self, link: Channel, **options: Any) -> Checkpointer:
+        return checkpointer(self.place / "run", link, **{"local": self.node(link.rank)} | options)
+
+    def save(self, *steps: int) -> None:
+        """A job that saves and ends."""
+
+        def body(link: Channel) -> None:
+            with self.saver(link) as saver:
+                saver.restore_or_init(lambda: state(0, link.rank, RANKS), like=state(0, link.rank, RANKS))
+                for step in steps:
+                    saver.save(step, state(step, link.rank, RANKS)).result()
+
+        on_ranks(RANKS, body)
+
+    def die_in_upload(self, step: int) -> GenerationId:
+        """A job whose ranks reach the store no more once their data is whole on all nodes."""
+
+        def body(link: Channel) -> None:
+            dead: list[str] = []
+
+            def told(event: Event) -> None:
+                dead.extend(["dead"] if event.kind == "on-nodes" else [])
+
+            saver = self.saver(link, on_event=told)
+            saver.restore_or_init(lambda: state(0, link.rank, RANKS), like=state(0, link.rank, RANKS))
+            staged: list[str] = []
+
+            def matches(operation: str, key: str) -> bool:
+                staged.extend([key] if operation == "put_if_absent" and "/staged/" in key else [])
+                # Rank 0 has waited for all; another rank dies right behind its staged receipt.
+                return bool(dead) or (link.rank != 0 and bool(staged) and "/staged/" not in key)
+
+            faulty = FaultyStore(saver._store, matches, times=10**9)
+            saver._store = faulty
+            saver._clock = FakeClock()
+            with pytest.raises((SaveFailed, CommitUnknown)):
+                saver.save(step, state(step, link.rank, RANKS)).result()
+
+        on_ranks(RANKS, body)
+        (generation,) = undecided(self.store)
+        return generation
+
+    def resume(self) -> list[Restored]:
+        def body(link: Channel) -> Restored:
+            with self.saver(link) as saver:
+                restored = saver.restore_or_init(lambda: state(0, link.rank, RANKS), like=state(0, link.rank, RANKS))
+                assert same(dict(restored.components), state(restored.step, link.rank, RANKS))
+                return restored
+
+        return on_ranks(RANKS, body)
+
+
+@pytest.fixture
+def cluster(place: Path) -> Cluster:
+    return Cluster(place)
+
+
+def data_files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("d/*") if path.is_file()]
+
+
+def rot(folder: Path) -> None:
+    """Change every byte of all chunks, and no size."""
+    for path in data_files(folder):
+        path.write_bytes(bytes(byte ^ 1 for byte in path.read_bytes()))
+
+
+def test_a_save_is_whole_on_the_node_before_it_is_committed(place: Path) -> None:
+    told: list[Event] = []
+    with checkpointer(place / "run", local=place / "node", on_event=told.append) as saver:
+        manifest = saver.save(10, state(10)).result()
+    kinds = [event.kind for event in told]
+    assert kinds.index("on-nodes") < kinds.index("uploaded") < kinds.index("receipt") < kinds.index("committed")
+    generation = GenerationId.parse(manifest.generation)
+    key = names.on_nodes_key(generation)
+    record = records.decode((place / "run" / key).read_bytes(), records.StagedRecord, key=key)
+    assert (record.generation, record.participants, record.decided_by) == (str(generation), 1, 1)
+    run = place / "run" / names.generation_prefix(generation)
+    assert (run / "staged" / "00000.json").read_bytes() == (run / "receipts" / "00000.json").read_bytes()
+    assert check_commits(file_store(place / "run"))
+
+
+def test_a_job_that_died_in_the_upload_goes_on_from_its_nodes(cluster: Cluster) -> None:
+    cluster.save(10)
+    generation = cluster.die_in_upload(20)
+    assert [(restored.step, restored.reason) for restored in cluster.resume()] == [(20, "rolled-forward")] * RANKS
+    assert [commit.step for commit in check_commits(cluster.store)] == [20, 10]
+    assert generation.step == 20
+
+
+def test_the_first_save_of_a_run_too(cluster: Cluster) -> None:
+    cluster.die_in_upload(10)
+    assert [restored.step for restored in cluster.resume()] == [10] * RANKS
+
+
+def test_a_lost_node_takes_it_along(cluster: Cluster) -> None:
+    cluster.save(10)
+    generation = cluster.die_in_upload(20)
+    shutil.rmtree(cluster.node(1))
+    assert [(restored.step, restored.reason) for restored in cluster.resume()] == [(10, "newest")] * RANKS
+    assert undecided(cluster.store) == []
+    assert [commit.step for commit in check_commits(cluster.store)] == [10]
+    assert not cluster.store.list(names.state_prefix(generation)) or generation.step == 20
+
+
+def test_ranks_may_come_back_on_each_others_nodes(cluster: Cluster) -> None:
+    cluster.save(10)
+    cluster.die_in_upload(20)
+    cluster.node(0).rename(cluster.place / "other")
+    cluster.node(1).rename(cluster.node(0))
+    (cluster.place / "other").rename(cluster.node(1))
+    assert [restored.step for restored in cluster.resume()] == [20] * RANKS
+
+
+@pytest.mark.parametrize("how", ["flipped", "cut", "no receipt"])
+def test_what_rotted_on_a_node_is_not_uploaded(cluster: Cluster, how: str) -> None:
+    """Its sizes may be right: the digests of the cells are what counts."""
+    cluster.save(10)
+    generation = cluster.die_in_upload(20)
+    run = cluster.node(1) / read_run(cluster.store).run_id
+    if how == "no receipt":
+        (run / names.receipt_key(generation, 1)).unlink()
+    elif how == "cut":
+        data = data_files(run / names.state_prefix(generation))[0]
+        data.write_bytes(data.read_bytes()[:-1])
+    else:
+        rot(run / names.state_prefix(generation))
+    assert [restored.step for restored in cluster.resume()] == [10] * RANKS
+    assert [commit.step for commit in check_commits(cluster.store)] == [10]
+
+
+def test_a_store_that_does_not_answer_stops_the_start_before_it_claims(cluster: Cluster) -> None:
+    """To claim would abort what the nodes still hold (N-7)."""
+    cluster.save(10)
+    cluster.die_in_upload(20)
+
+    def body(link: Channel) -> None:
+        saver = cluster.saver(link)
+        refusing = FaultyStore(saver._store, lambda operation, key: operation == "sync" and "/ranks/" in key, times=10**9)
+        saver._resumer = replace(saver._resumer, store=refusing, clock=FakeClock())
+        with pytest.raises(StoreUnavailable):
+            saver.restore_or_init(lambda: state(0, link.rank, RANKS), like=state(0, link.rank, RANKS))
+
+    on_ranks(RANKS, body)
+    assert len(undecided(cluster.store)) == 1
+    assert [restored.step for restored in cluster.resume()] == [20] * RANKS
+
+
+def test_a_restart_reads_from_the_node(cluster: Cluster) -> None:
+    """Shown by a store that has lost the data; what the node has differs from it in nothing."""
+    cluster.save(10)
+    (held,) = cluster.held(1)
+    shutil.rmtree(cluster.place / "run" / held.prefix)
+    near = nearby(cluster.store, Local(cluster.node(1)), held.receipt.run_id, held.generation, FakeClock())
+    assert near is not None
+    decided = ledger.commit(near, held.receipt.run_id, held.generation)
+    found = restore.host(Checkpoint(near, decided), ["rng"], rules=Rules(), ranks={"rng": 1})
+    assert same(found["rng"], state(10, 1, RANKS)["rng"].value)
+    assert nearby(cluster.store, Local(cluster.place / "empty"), held.receipt.run_id, held.generation, FakeClock()) is None
+
+
+def test_a_damaged_copy_on_the_node_is_passed_over(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    cluster.save(10)
+    (held,) = cluster.held(0)
+    rot(cluster.node(0) / held.receipt.run_id / held.prefix)
+    assert [(restored.step, restored.reason) for restored in cluster.resume()] == [(10, "newest")] * RANKS
+    assert "what the node has of 000001-000000000010-1 is passed over" in caplog.text
+
+
+def test_the_node_keeps_the_newest_commit_only(cluster: Cluster) -> None:
+    cluster.save(10, 20)
+    assert [[held.generation.step for held in cluster.held(rank)] for rank in range(RANKS)] == [[20]] * RANKS
+
+
+def test_a_rank_whose_node_fails_is_named(cluster: Cluster) -> None:
+    def body(link: Channel) -> list[BaseException]:
+        with cluster.saver(link) as saver:
+            if link.rank == 1:
+                cluster.node(1).write_text("not a directory")
+            with pytest.raises((SaveAborted, SaveFailed)) as caught:
+                saver.save(10, state(10, link.rank, RANKS)).result()
+            return [caught.value]
+
+    (first,), (second,) = on_ranks(RANKS, body)
+    assert isinstance(first, SaveAborted)
+    assert "rank 1" in str(first)
+    assert isinstance(second, SaveFailed)
+    assert undecided(cluster.store) == []
+
+
+def test_a_rank_that_is_never_whole_is_named_at_the_deadline(cluster: Cluster) -> None:
+    def body(link: Channel) -> list[BaseException]:
+        saver = cluster.saver(link, coordinator_timeout=0.2)
+        saver.restore_or_init(lambda: state(0, link.rank, RANKS), like=state(0, link.rank, RANKS))
+        if link.rank == 1:
+            stalled = FaultyStore(saver._store, lambda _, key: "/staged/" in key or "/receipts/" in key, times=10**9)
+            saver._store, saver._clock = stalled, FakeClock()
+        with pytest.raises((SaveAborted, SaveFailed, CommitUnknown)) as caught:
+            saver.save(10, state(10, link.rank, RANKS)).result()
+        return [caught.value]
+
+    (first,), _ = on_ranks(RANKS, body)
+    assert isinstance(first, SaveAborted)
+    assert "the data of rank 1 of 2 was not whole on its node within 0.2 s" in str(first)
+    assert list(first.missing) == [1]
+
+
+def test_the_upload_is_held_back(cluster: Cluster) -> None:
+    cluster.save(10)
+    (held,) = cluster.held(0)
+    clock = FakeClock()
+    node = NodeStore.of(Local(cluster.node(0), upload_limit=100.0), held.receipt.run_id, clock)
+    before = clock.monotonic()
+    copied = node.upload(file_store(cluster.place / "other"), held)
+    assert copied == sum(file.size for file in held.receipt.files)
+    assert clock.monotonic() - before >= copied / 100.0
+    assert node.upload(file_store(cluster.place / "other"), held) == 0, "what is there is not copied again"
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(CallError, match="expected a directory of this machine"):
+        Local("s3://bucket/x")
+    with pytest.raises(CallError, match="expected a positive number of bytes a second"):
+        Local("/x", upload_limit=0)
+
+
+def test_what_is_whole_on_the_nodes_is_told(cluster: Cluster) -> None:
+    """By the inventory, by the status with an age of its own, and by whoever asks what the next start does."""
+    cluster.save(10)
+    generation = cluster.die_in_upload(20)
+    (entry,) = (entry for entry in inventory(cluster.store) if entry.state == "undecided")
+    assert (entry.generation, entry.on_nodes, entry.at is not None) == (generation, True, True)
+    told = status(cluster.store)
+    assert told.committed is not None
+    assert told.on_nodes is not None
+    assert (told.committed.generation.step, told.on_nodes.generation.step) == (10, 20)
+    kinds = {finding.kind for finding in outlook(cluster.store, Storage()).findings}
+    assert {"abort", "on-nodes"} <= kinds
+    cluster.resume()
+    told = status(cluster.store)
+    assert told.on_nodes is None
+    assert told.committed is not None
+    assert told.committed.generation == generation

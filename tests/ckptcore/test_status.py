@@ -1,0 +1,204 @@
+"""How a run is doing, from its records alone."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from ckptcore import costs, ledger, names, phases
+from ckptcore.chronicle import Delivery, chronicle
+from ckptcore.errors import NotFound, SaveFailed
+from ckptcore.failures import failure
+from ckptcore.keep import Keep
+from ckptcore.names import GenerationId
+from ckptcore.proof import Refuted
+from ckptcore.run import open_run
+from ckptcore.status import status
+from tests.ckptcore.failing import FaultyStore
+from tests.ckptcore.support import FakeClock, Job, checkpointer, file_store, state
+from tests.ckptcore.training import train
+
+
+class Later(FakeClock):
+    """A clock that is ahead of the world."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.ahead = timedelta(seconds=seconds)
+
+    def utc(self) -> str:
+        return (datetime.now(UTC) + self.ahead).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def test_ages_go_by_when_the_state_was_captured(place: Path) -> None:
+    train(place, [10, 20])
+    run = open_run(place)
+    run.verify(step=10, note=True)
+    found = status(file_store(place), Later(1000))
+    assert found.committed is not None
+    assert found.verified is not None
+    assert (found.committed.generation.step, found.verified.generation.step) == (20, 10)
+    assert found.committed.age is not None
+    assert 1000 <= found.committed.age < 1100
+    assert found.verified.age is not None
+    assert found.verified.age > found.committed.age
+    assert found.committed.captured == datetime.fromisoformat(open_run(place).checkpoint(step=20).manifest.captured)
+    by_run = run.status().committed
+    assert by_run is not None
+    assert by_run.generation == found.committed.generation
+    assert (found.steps_at_risk, found.undecided, found.failures) == (None, (), {})
+
+
+def test_a_checkpoint_from_the_future_is_new(place: Path) -> None:
+    train(place, [10], size=1)
+    found = status(file_store(place), Later(-1000)).committed
+    assert found is not None
+    assert found.age == 0
+
+
+def test_what_a_save_costs_by_phase(place: Path) -> None:
+    train(place, [10, 20])
+    save = status(file_store(place)).save
+    assert save is not None
+    assert (save.generation, save.participants) == (GenerationId(1, 20, 1), 2)
+    assert save.bytes >= 768 * 4
+    told = [save.stage, save.write, save.previous_wait, save.previous_commit, save.bytes_per_second, save.slowest_seconds]
+    assert all(value is not None and value >= 0 for value in told)
+    assert save.slowest in (0, 1)
+    first = {each.rank: each.phases for each in chronicle(file_store(place)).deliveries[GenerationId(1, 10, 1)]}
+    assert {rank: set(told) for rank, told in first.items()} == {rank: {"stage", "write"} for rank in (0, 1)}
+
+
+def test_a_failed_save_says_nothing_in_the_next_receipt(place: Path) -> None:
+    """What `previous_…` tells is of the save before, or it is not there."""
+
+    def no_layout(operation: str, key: str) -> bool:
+        return operation == "put_if_absent" and "layouts/" in key
+
+    with checkpointer(place) as ckpt:
+        store = ckpt._store
+        for step in (10, 20):
+            ckpt.save(step, state(step)).result()
+        ckpt._store = FaultyStore(store, no_layout)
+        with pytest.raises(SaveFailed):
+            ckpt.save(30, state(30)).result()
+        ckpt._store = store
+        ckpt.save(40, state(40)).result()
+    told = chronicle(file_store(place)).deliveries
+    phases_of = {generation.step: set(each[0].phases) for generation, each in told.items()}
+    assert phases_of == {
+        10: {"stage", "write"},
+        20: {"stage", "write", "previous_wait", "previous_commit"},
+        40: {"stage", "write"},
+    }
+
+
+def test_failures_backlog_and_what_is_undecided(place: Path) -> None:
+    job = Job(file_store(place))
+    job.open()
+    for step in (10, 20, 30):
+        job.save(step)
+    late = job.next_generation(35)
+    job.write(late, 0)
+    job.coordinator().abort(late, Refuted("no receipt from rank 1 of 2 within 30 s", (1,)))
+    torn = job.next_generation(36)
+    job.write(torn, 0)
+    job.coordinator().abort(torn, Refuted("state/x is absent"))
+    under_way = job.next_generation(40)
+    job.write(under_way, 1)
+    found = status(job.store)
+    assert dict(found.failures) == {"missing receipt": 1, "not whole": 1}
+    assert [(each.generation, each.missing) for each in found.undecided] == [(under_way, (0,))]
+    assert found.steps_at_risk == 10
+    assert found.backlog.generations == (late, torn)
+    assert found.backlog.bytes == 0
+    assert dict(found.states) == {"committed": 3, "aborted": 2, "undecided": 1}
+
+
+def test_what_is_retired_and_not_deleted_counts_with_its_bytes(place: Path) -> None:
+    job = Job(file_store(place))
+    job.open()
+    for step in (10, 20, 30):
+        job.save(step)
+    assert status(job.store).backlog.generations == ()
+    first = ledger.read(job.store, job.coordinator().run_id, GenerationId(1, 10, 1))
+    assert first is not None
+    ledger.retire(job.store, first, "by hand", clock=FakeClock())
+    found = status(job.store).backlog
+    assert found.generations == (first.generation,)
+    assert found.bytes > 3000
+    job.store.delete_prefix(names.generation_prefix(first.generation))
+    assert status(job.store).backlog.generations == ()
+
+
+def test_a_rollback_counts_from_where_it_goes_on(place: Path) -> None:
+    with checkpointer(place, keep=Keep(last=3)) as ckpt:
+        ckpt.save(10, state(10)).result()
+        ckpt.save(20, state(20)).result()
+        ckpt.restore(like=state(0), step=10)
+    found = status(file_store(place))
+    assert found.committed is not None
+    assert found.committed.generation.step == 10
+
+
+def test_a_run_without_saves_and_no_run(place: Path) -> None:
+    Job(file_store(place / "run"), 1).open()
+    found = status(file_store(place / "run"))
+    assert (found.committed, found.verified, found.save, found.steps_at_risk) == (None, None, None, None)
+    with pytest.raises(NotFound):
+        status(file_store(place / "nothing"))
+
+
+def test_receipts_that_are_gone_leave_the_rest(place: Path) -> None:
+    train(place, [10], size=1)
+    (place / names.receipt_key(GenerationId(1, 10, 1), 0)).unlink()
+    found = status(file_store(place))
+    assert found.save is None
+    assert found.committed is not None
+
+
+@pytest.mark.parametrize(
+    ("reason", "missing", "kind"),
+    [
+        ("no receipt from ranks 3, 4 of 8 within 600 s", (3, 4), "missing receipt"),
+        ("no receipt was delivered", (), "missing receipt"),
+        ("a rank could not write its part. rank 1: OSError: broken", (), "failed rank"),
+        ("a rank could not write its part. rank 1: StoreFull: quota", (), "store full"),
+        ("there is no room left to commit it: full", (), "store full"),
+        ("rank 0 could not write its part: x", (), "failed rank"),
+        ("left behind by a superseded incarnation, after its successor had settled", (), "superseded"),
+        ("generations/x is absent", (), "not whole"),
+    ],
+)
+def test_failures_by_kind(reason: str, missing: tuple[int, ...], kind: str) -> None:
+    assert failure(reason, missing) == kind
+
+
+# What saves have cost
+
+
+def delivery(rank: int, **told: float) -> Delivery:
+    return Delivery(rank, told, {}, 0)
+
+
+def test_costs_are_the_medians_of_what_receipts_tell() -> None:
+    told = {
+        GenerationId(1, 10, 1): [delivery(0, stage=1, write=10), delivery(1, stage=3, write=40)],
+        GenerationId(1, 20, 1): [
+            delivery(0, stage=2, write=20, previous_wait=31, previous_commit=4),
+            delivery(1, stage=1, write=9),
+        ],
+        GenerationId(2, 30, 1): [delivery(0, stage=4, write=20), delivery(1, stage=1, write=9)],
+    }
+    found = costs.measured(told)
+    assert found == costs.Measured(blocking=3, persist=45, saves=3, whole=True)
+    assert costs.measured({GenerationId(2, 30, 1): told[GenerationId(2, 30, 1)]}) == costs.Measured(4, 20, 1, whole=False)
+    assert costs.measured({}) is costs.measured({GenerationId(1, 1, 1): [delivery(0)]}) is None
+
+
+def test_the_slowest_rank() -> None:
+    assert phases.slowest({0: {"stage": 1, "write": 2}, 1: {"stage": 3, "write": 1}, 2: {}}) == 1
+    assert phases.slowest({}) is phases.slowest({0: {}}) is None
+    assert phases.before({"stage": 1, "write": 2, "wait": 3, "commit": 4}) == {"previous_wait": 3, "previous_commit": 4}
