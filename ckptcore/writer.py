@@ -74,7 +74,7 @@ def write(
     Raises `CommitUnknown` when the receipt may or may not be there: then the ledger tells what became of the save.
     Anything else that is raised went wrong before: then call `give_up`.
     """
-    return _Writer(store, shard, clock, on_event, place or store, before_receipt).run()
+    return _Writer(store, shard, clock, on_event, place=place or store, before_receipt=before_receipt).run()
 
 
 def give_up(store: Store, identity: Identity, error: Exception) -> None:
@@ -93,6 +93,7 @@ class _Writer:
         shard: Shard,
         clock: Clock,
         on_event: Listener | None,
+        *,
         place: Store,
         before_receipt: Callable[[Receipt], None] | None,
     ) -> None:

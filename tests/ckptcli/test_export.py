@@ -71,11 +71,11 @@ def test_orbax(ckpt: Ckpt, run: Path, place: Path) -> None:
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_dcp(ckpt: Ckpt, run: Path, place: Path) -> None:
     torch = pytest.importorskip("torch")
-    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.state_dict_loader import load
 
     ckpt("export", "dcp", run, place / "out", "--component", "params", "--prefix", "m.")
     loaded: dict[str, Any] = {"m": {"w": torch.zeros(8, 6), "b": {"x": torch.zeros(3, dtype=torch.int8)}}}
-    checkpoint.load(loaded, checkpoint_id=place / "out", no_dist=True)
+    load(loaded, checkpoint_id=place / "out", no_dist=True)
     assert loaded["m"]["w"].numpy().tobytes() == (PARAMS["w"] + 20).tobytes()
 
 

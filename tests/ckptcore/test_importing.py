@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import ml_dtypes
@@ -15,6 +16,7 @@ from ckptcore import hosting
 from ckptcore.errors import CallError, Damaged, SaveFailed
 from ckptcore.foreign import Foreign, Tensor
 from ckptcore.geometry import Box
+from ckptcore.handle import SaveHandle
 from ckptcore.history import read_run
 from ckptcore.importing import import_source
 from ckptcore.run import open_run
@@ -122,11 +124,25 @@ def test_nothing_is_made_from_a_source_that_cannot_be_opened(place: Path) -> Non
     assert not (place / "run").exists()
 
 
-def test_an_interrupt_ends_the_save(place: Path) -> None:
-    def interrupt(_: int) -> None:
+def test_an_interrupt_ends_the_save(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, stopped = Event(), Event()
+
+    def wait(_: int) -> None:
+        reading.set()
+        assert stopped.wait(30)
+
+    def interrupted(_: SaveHandle) -> None:
+        assert reading.wait(30)
         raise KeyboardInterrupt
 
+    def stop(host: hosting.Hosting) -> None:
+        real(host)
+        stopped.set()
+
+    real = hosting.Hosting.stop
+    monkeypatch.setattr(hosting.Hosting, "stop", stop)
+    monkeypatch.setattr(SaveHandle, "result", interrupted)
     source = Counted({f"t{number}": np.ones(8) for number in range(9)})
-    with pytest.raises((KeyboardInterrupt, SaveFailed)):
-        import_source(source, place / "run", progress=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        import_source(source, place / "run", progress=wait)
     assert len(source.reads) == 1

@@ -10,12 +10,16 @@ import numpy as np
 import pytest
 
 from ckptcore import names
+from ckptcore.array_spec import StoredArray
+from ckptcore.array_writer import DatabaseWriter
 from ckptcore.channel import Channel
 from ckptcore.components import PerRank
 from ckptcore.errors import CallError, Damaged, NotFound
 from ckptcore.exporting import Exported
+from ckptcore.geometry import Grid
 from ckptcore.orbax_export import export_orbax
 from ckptcore.run import open_run
+from ckptcore.store import open_store
 from tests.ckptcore.support import Sharded, checkpointer, on_ranks, same, state, weights
 
 ODD = np.arange(2006, dtype=np.int32).reshape(1003, 2)
@@ -91,6 +95,19 @@ def test_large_arrays_keep_a_bounded_chunk(place: Path, monkeypatch: pytest.Monk
     on_ranks(4, body)
     export_orbax(open_run(place / "run").checkpoint(), place / "out")
     assert same(orbax(place / "out")["params"], ODD)
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_what_is_streamed_is_let_go_of(place: Path, monkeypatch: pytest.MonkeyPatch, streamed: bool) -> None:  # noqa: FBT001
+    monkeypatch.setattr("ckptcore.array_writer.HELD_BYTES", 4000)
+    writer = DatabaseWriter(open_store(place), "", streamed=streamed)
+    array = StoredArray("x", "uint8", (10_000,), Grid.regular((10_000,), (1000,)))
+    waiting = []
+    for cell in range(10):
+        writer.add(array, {cell: np.full(1000, cell, np.uint8)})
+        waiting.append(len(writer._batch.writing))
+    writer.finish()
+    assert (max(waiting) <= 8) is streamed  # metadata and chunk, four times at most, are not committed yet
 
 
 def test_names_that_orbax_cannot_tell_apart(place: Path) -> None:

@@ -12,8 +12,11 @@ import optax
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+import jaxckpt
+from ckptcore.orbax_export import export_orbax
+from ckptcore.run import open_run
 from tests.jaxckpt.procs import run_job
-from tests.jaxckpt.runs import assert_same_leaf, bits, save
+from tests.jaxckpt.runs import assert_same_leaf, bits, checkpointer, save
 
 ocp = pytest.importorskip("orbax.checkpoint")
 
@@ -61,6 +64,66 @@ def test_with_a_target_on_another_mesh(mesh: Mesh, tmp_path: Path) -> None:
     assert_same_leaf(restored["params"]["w"], jax.device_put(state["params"]["w"], place))
     assert restored["rng"]["many"].dtype == jax.random.key(0).dtype
     assert jax.tree.map(bits, restored) == jax.tree.map(bits, state)
+
+
+@pytest.mark.filterwarnings("ignore:.*[Ss]harding.*")
+def test_pytree_checkpointer_with_restore_args(mesh: Mesh, tmp_path: Path) -> None:
+    state = {name: value for name, value in components(mesh).items() if name != "optimizer"}
+    save(tmp_path / "run", state)
+    (path,) = (tmp_path / "run").glob("generations/*/state")
+    place = NamedSharding(mesh, PartitionSpec("model"))
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    args = jax.tree.map(lambda _: ocp.ArrayRestoreArgs(sharding=everywhere), state)
+    args["params"]["w"] = ocp.ArrayRestoreArgs(sharding=place, dtype=jnp.bfloat16)
+    args["params"]["list"][1] = ocp.RestoreArgs(restore_type=np.ndarray)
+    with ocp.PyTreeCheckpointer() as reader:
+        restored = reader.restore(path, args=ocp.args.PyTreeRestore(item=state, restore_args=args))
+    assert_same_leaf(restored["params"]["w"], jax.device_put(state["params"]["w"].astype(jnp.bfloat16), place))
+    assert restored["rng"]["many"].dtype == jax.random.key(0).dtype
+    del restored["params"]["w"], state["params"]["w"]
+    assert jax.tree.map(bits, restored) == jax.tree.map(bits, state)
+
+
+@pytest.mark.filterwarnings("ignore:.*[Ss]harding.*")
+def test_every_committed_generation_and_what_it_keeps_elsewhere(mesh: Mesh, tmp_path: Path) -> None:
+    """`state/` holds what a save wrote; an export holds what a component that was left unchanged has, too."""
+    state = components(mesh)
+    with checkpointer(tmp_path / "run") as saver:
+        saver.save(1, state)
+        saver.save(2, {"rng": {"key": jax.random.key(9)}}, unchanged=["params", "optimizer"]).result(30)
+    one, two = sorted((tmp_path / "run").glob("generations/*/state"))
+    with ocp.StandardCheckpointer() as reader:
+        assert bits(reader.restore(one)["params"]["w"]) == bits(state["params"]["w"])
+        assert bits(reader.restore(two)["rng"]["key"]) == bits(jax.random.key(9))
+    export_orbax(open_run(tmp_path / "run").checkpoint(), tmp_path / "out")
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    whole = {"params": state["params"], "optimizer": state["optimizer"], "rng": {"key": jax.random.key(9)}}
+    target = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=everywhere), whole)
+    target["params"]["list"][1] = np.zeros(4)
+    with ocp.StandardCheckpointer() as reader:
+        restored = reader.restore(tmp_path / "out", target)
+        bare = reader.restore(tmp_path / "out")
+    assert jax.tree.structure(restored) == jax.tree.structure(whole)
+    assert jax.tree.map(bits, restored) == jax.tree.map(bits, whole)
+    assert bits(bare["rng"]["key"]) == bits(jax.random.key(9))
+    (key,) = jaxckpt.Orbax(tmp_path / "out", component="rng").leaves("rng").values()
+    assert key.record.prng_impl == "threefry2x32"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_run_starts_from_an_orbax_checkpoint(mesh: Mesh, tmp_path: Path) -> None:
+    state = components(mesh)
+    with ocp.StandardCheckpointer() as writer:
+        writer.save(tmp_path / "old", {"params": state["params"], "rng": state["rng"]})
+    fresh = {"params": jax.tree.map(jnp.zeros_like, state["params"])}
+    fresh["params"]["list"][1] = np.zeros(4)
+    with checkpointer(tmp_path / "run", start_from=jaxckpt.Orbax(tmp_path / "old")) as saver:
+        begun = saver.restore_or_init(lambda: fresh, like=fresh)
+        assert jax.tree.map(bits, begun.components["params"]) == jax.tree.map(bits, state["params"])
+        assert begun.reason == f"started from the orbax checkpoint {(tmp_path / 'old').as_uri()}"
+    keys = {"params": {"w": jnp.zeros(2)}, "rng": jax.tree.map(lambda key: key, state["rng"])}
+    with checkpointer(tmp_path / "keys", start_from=jaxckpt.Orbax(tmp_path / "old", component="rng")) as saver:
+        begun = saver.restore_or_init(lambda: keys, like=keys)
+        assert jax.tree.map(bits, begun.components["rng"]) == jax.tree.map(bits, state["rng"])
 
 
 TWO = """

@@ -22,7 +22,7 @@ cases: Any = importlib.import_module("model_cases")
 
 EVERY = [*cases.CORRECT, *cases.VARIANTS, *cases.LARGE]
 SOURCES = {path.name: path.read_text(encoding="utf-8") for path in sorted(MODEL.glob("*.pml"))}
-CLAUSE = re.compile(r"\b([ACDEGHKLOPRSTV]-\d+)\b")
+CLAUSE = re.compile(r"\b([ACDEGHKLNOPRSTV]-\d+)\b")
 MAKE = shutil.which("make")
 needs_spin = pytest.mark.skipif(bool(check.missing_tools()), reason="spin and gcc are needed: apt-get install spin gcc")
 

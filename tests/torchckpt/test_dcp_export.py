@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
 
 from ckptcore import restore
 from ckptcore.errors import CallError, Damaged, NotFound, UnsupportedLeaf
@@ -62,7 +64,7 @@ def test_torch_loads_it_into_a_state_dict(tmp_path: Path) -> None:
     told: list[int] = []
     found = export_dcp(checkpoint, tmp_path / "out", component="model", progress=told.append)
     loaded = {"model": Tied().state_dict()}
-    dcp.load(loaded, checkpoint_id=tmp_path / "out", no_dist=True)
+    load(loaded, checkpoint_id=tmp_path / "out", no_dist=True)
     assert bits(loaded["model"]) == bits(model.state_dict())
     assert loaded["model"]["norm.num_batches_tracked"] == model.norm.num_batches_tracked
     assert (found.arrays, found.bytes) == (len(loaded["model"]), sum(told))
@@ -73,9 +75,9 @@ def test_without_a_prefix_with_values_and_names(tmp_path: Path) -> None:
     _, checkpoint = saved(tmp_path)
     export_dcp(checkpoint, tmp_path / "out", component="extra", prefix="", names={"count": "epoch", "name": None})
     loaded: dict[str, Any] = {"count": 0, "tensor": torch.zeros(2)}
-    dcp.load(loaded, checkpoint_id=tmp_path / "out", no_dist=True)
+    load(loaded, checkpoint_id=tmp_path / "out", no_dist=True)
     assert (loaded["count"], loaded["tensor"].tolist()) == (3, [1.0, 1.0])
-    assert set(dcp.FileSystemReader(tmp_path / "out").read_metadata().state_dict_metadata) == {"count", "tensor"}
+    assert set(FileSystemReader(tmp_path / "out").read_metadata().state_dict_metadata) == {"count", "tensor"}
 
 
 def test_there_and_back(tmp_path: Path) -> None:
@@ -165,7 +167,7 @@ class _Calling:
 
 def with_chunk(path: Path, content: Any) -> Path:
     """A checkpoint of one tensor of 400 numbers, whose archive holds `content` instead."""
-    dcp.save({"model": {"w": torch.zeros(400)}}, checkpoint_id=path, no_dist=True)
+    save_dcp({"model": {"w": torch.zeros(400)}}, checkpoint_id=path, no_dist=True)
     data = (path / ".metadata").read_bytes()
     torch.save(content, path / "__0_0.distcp")
     length = (path / "__0_0.distcp").stat().st_size

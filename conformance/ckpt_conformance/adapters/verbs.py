@@ -230,7 +230,8 @@ def verify(job: Job) -> Answer:
 
 def collect(job: Job) -> Answer:
     """A collection beside the job."""
-    done = Collector(opening.store(job.request)).collect(_keep(job.request["keep"]))
+    dead = frozenset(job.request["vouched"] or ())
+    done = Collector(opening.store(job.request), dead_claims=dead).collect(_keep(job.request["keep"]))
     return {name: [str(item) for item in getattr(done, name)] for name in ("retired", "aborted", "deleted")}
 
 

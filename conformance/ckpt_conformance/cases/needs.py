@@ -74,6 +74,7 @@ def _features_of_fields(fields: Mapping[str, Any]) -> set[str]:
         "cast": fields.get("cast") is not None,
         "rollback": isinstance(fields.get("resume"), Mapping),
         "single-writer": bool(fields.get("single_writer")),
+        "vouching": bool(fields.get("vouched")),
         "nodes": bool(fields.get("nodes")),
     }
     return {feature for feature, is_needed in asked.items() if is_needed}

@@ -26,7 +26,7 @@ VERBS: Mapping[str, Mapping[str, Any]] = {
         "nodes": [],
     },
     "verify": {"generation": None, "depth": "deep"},
-    "collect": {"keep": None},
+    "collect": {"keep": None, "vouched": []},
     "fork": {"target": REQUIRED, "generation": None, "components": None},
     "train": {"steps": REQUIRED, "save_at": [], "resume": False, "accept": None, "batch": 8, "keep": None, "nodes": []},
 }  # fmt: skip

@@ -27,7 +27,7 @@ MINOR = 1
 FORMATS = ("1.0",)
 FEATURES = (
     "uneven", "rank-scope", "unequal-rank-shapes", "pipeline", "aliases", "prng", "values", "references", "metrics", "remap",
-    "cast", "rollback", "single-writer", "tied-targets", "nodes",
+    "cast", "rollback", "single-writer", "tied-targets", "nodes", "vouching",
 )  # fmt: skip
 _NAME = re.compile(r"[A-Za-z0-9._+-]+")
 WORDS: Mapping[str, Collection[str]] = {

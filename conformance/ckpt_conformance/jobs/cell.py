@@ -105,6 +105,7 @@ class Cell:
             node_of=lambda name: str(self._node(name)),
             states=self._bench.states,
         )
+        self._run(job.run).vouch(job.fields.get("vouched", ()))
         folder = self.folder / "steps" / str(self._number)
         running = start(title_of(job), self._bench.launcher(adapter), asked, folder, limit=LIMIT)
         if job.background is None:
@@ -140,8 +141,8 @@ class Cell:
 
     def _act(self, act: Act) -> Seen:
         return {
-            "release": self._release, "kill": self._kill, "damage": self._damage, "lose": self._lose, "note": self._note, "copy": self._copy,
-            "golden": self._golden, "wait": self._wait, "store": self._store,
+            "release": self._release, "kill": self._kill, "damage": self._damage, "lose": self._lose, "note": self._note,
+            "copy": self._copy, "golden": self._golden, "wait": self._wait, "store": self._store,
         }[act.do](act)  # fmt: skip
 
     def _release(self, act: Act) -> Seen:

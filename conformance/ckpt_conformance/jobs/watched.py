@@ -31,6 +31,7 @@ class WatchedRun:
         self._decisive: Mapping[str, bytes] = {}
         self._kept: Kept | None = None
         self._lost: set[str] = set()
+        self._vouched: set[int] = set()
 
     def damage(self, ops: Sequence[Mapping[str, Any]], named: Collection[str] = ()) -> None:
         """Damage the store. `named`: the generations, and the keys, that are no longer right by it. Raises `ValueError`."""
@@ -41,6 +42,10 @@ class WatchedRun:
         self._spoilt |= {key: self.place.read(key) for key in self._written}
         decided = {name for name, facts in before.items() if facts.decision != "none"}
         self._undecided |= {key for key in self._written if keys.generation_of(key) not in decided}
+
+    def vouch(self, incarnations: Collection[int]) -> None:
+        """From now on nothing has to be kept for the openings of these incarnations (K-7)."""
+        self._vouched.update(incarnations)
 
     def copy_to(self, other: WatchedRun) -> None:
         """Copy everything, and what is excused of it, to another place."""
@@ -89,7 +94,7 @@ class WatchedRun:
 
     def _collected(self, excused: Collection[str]) -> list[Problem]:
         """What was retired or deleted since the last look although it had to be kept."""
-        now = checker.kept(self.place, damaged=excused)
+        now = checker.kept(self.place, damaged=excused, vouched=self._vouched)
         before, self._kept = self._kept, now
         wanting = {generation: self._wanting(generation, excused) for generation in now.reasons.keys() & now.retired}
         lost, self._lost = self._lost, {generation for generation, wrong in wanting.items() if wrong}

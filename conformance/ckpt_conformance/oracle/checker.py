@@ -40,9 +40,9 @@ def check(place: Place, *, damaged: Collection[str] = ()) -> list[Problem]:
     return sorted(_excusing(run, found))
 
 
-def kept(place: Place, *, damaged: Collection[str] = ()) -> Kept:
-    """What a collection may not take from the run at `place`."""
-    return retention.kept(Run(place, damaged))
+def kept(place: Place, *, damaged: Collection[str] = (), vouched: Collection[int] = ()) -> Kept:
+    """What a collection may not take from the run at `place`; `vouched` as in `retention.kept`."""
+    return retention.kept(Run(place, damaged), vouched)
 
 
 def wanting(place: Place, generation: str, *, damaged: Collection[str] = ()) -> list[Problem]:

@@ -18,7 +18,9 @@ from ckpt_conformance.oracle.layouts import Fault
 _CERTIFIED = ("layout", "values", "receipt", "staged-receipt", "index", "roster")
 _SIZE, _CERTIFIED_SIZE = 2**24, 2**30
 _FORMATS = {"manifest": "ckpt/decision", "abort": "ckpt/decision"}
-_KINDS = ("run", "claim", "base", "layout", "values", "receipt", "index", "roster", "manifest", "abort", "retired", "staged", "note")
+_KINDS = (
+    "run", "claim", "base", "layout", "values", "receipt", "index", "roster", "manifest", "abort", "retired", "staged", "note",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

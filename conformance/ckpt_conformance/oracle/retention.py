@@ -6,7 +6,7 @@ them. (A base, a pin or a receipt that came later may have found the data gone.)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
@@ -42,13 +42,16 @@ class Kept:
         return {generation: min(reasons) for generation, reasons in both.items() if reasons}
 
 
-def kept(run: Run) -> Kept:
-    """What has to be kept of a run, and what may still be used of it."""
+def kept(run: Run, vouched: Collection[int] = ()) -> Kept:
+    """What has to be kept of a run, and what may still be used of it.
+
+    `vouched`: the incarnations of which a person says that their processes have ended (K-7).
+    """
     commits = {generation: value for generation in run.decided if (value := run.manifest(generation)) is not None}
     marked = _noted(run, _MARKS)
     resumable = {generation for generation, value in commits.items() if value["guarantee"]["level"] != "weights"}
     return Kept(
-        reasons=_reasons(run, commits),
+        reasons=_reasons(run, commits, vouched),
         retired=frozenset(filter(run.is_retired, commits)),
         usable=frozenset(resumable - marked),
     )
@@ -65,10 +68,10 @@ def retired_too_much(before: Kept, now: Kept) -> Iterator[Problem]:
         yield Problem("ledger/", "K-3", f"{len(left)} resumable commits are left of {len(could_be)}")
 
 
-def _reasons(run: Run, commits: Mapping[str, Value]) -> dict[str, set[str]]:
+def _reasons(run: Run, commits: Mapping[str, Value], vouched: Collection[int]) -> dict[str, set[str]]:
     """Every reason to keep the data of a commit, those that follow from others included (K-7)."""
     found: dict[str, set[str]] = {}
-    for generation, reason in [*_direct(run, commits)]:
+    for generation, reason in [*_direct(run, commits, vouched)]:
         if generation in commits:
             found.setdefault(generation, set()).add(reason)
     for generation in sorted(commits, key=Generation.parse, reverse=True):  # what holds a component is older
@@ -78,14 +81,14 @@ def _reasons(run: Run, commits: Mapping[str, Value]) -> dict[str, set[str]]:
     return {generation: reasons for generation, reasons in found.items() if reasons}
 
 
-def _direct(run: Run, commits: Mapping[str, Value]) -> Iterator[tuple[str, str]]:
+def _direct(run: Run, commits: Mapping[str, Value], vouched: Collection[int]) -> Iterator[tuple[str, str]]:
     bases = {number: value for number, key in run.bases.items() if (value := run.value(key)) is not None}
     newest = max(bases, default=0)
     if newest and bases[newest]["generation"] is not None:
         yield bases[newest]["generation"], f"the base of incarnation {newest}"
     for generation in _noted(run, _HOLDING):
         yield generation, "pinned or tagged"
-    opening = max(run.claims, default=0)
+    opening = max(run.claims.keys() - set(vouched), default=0)
     if opening > newest:
         yield from ((generation, f"{_OPENING} incarnation {opening}") for generation in commits if run.is_retired(generation))
     for generation in run.generations:

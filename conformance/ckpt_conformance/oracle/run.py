@@ -84,7 +84,7 @@ class Run:
 
     @cached_property
     def generations(self) -> list[str]:
-        """The generations that have a decision, or are known to have been on nodes, or have anything under `generations/`, in order."""
+        """The generations that have a record in `ledger/` or anything under `generations/`, oldest first."""
         folders = {found for key in self.keys if (found := keys.generation_of(key)) is not None}
         on_nodes = {named.parts["generation"] for named in self.named.values() if named.kind == "staged"}
         return sorted(folders.union(self.decided, on_nodes), key=keys.Generation.parse)

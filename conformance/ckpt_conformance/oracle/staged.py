@@ -58,9 +58,7 @@ def _on_nodes(run: Run, generation: str, found: dict[int, Value]) -> Iterator[Pr
     if record is None:
         return
     absent = [
-        rank
-        for rank in range(record["participants"])
-        if rank not in found and keys.staged(generation, rank) not in run.damaged
+        rank for rank in range(record["participants"]) if rank not in found and keys.staged(generation, rank) not in run.damaged
     ]
     if absent:
         yield Problem(key, "N-4", f"rank {absent[0]} of {record['participants']} has no staged receipt")

@@ -274,6 +274,7 @@ def key_names(defines: Mapping[str, int]) -> dict[str, str]:
     keys += [f"RECEIPT({g}, {rank})" for g in generations for rank in range(ranks)]
     keys += [f"DATA({g}, {writer})" for g in generations for writer in range(defines.get("WRITERS", ranks))]
     keys += [f"CLAIM({n})" for n in range(1, incarnations + 2)] + [f"BASE({n})" for n in range(1, incarnations + 1)]
+    keys += [f"STAGED({g}, {rank})" for g in generations for rank in range(ranks)] + [f"ON_NODES({g})" for g in generations]
     return {f"obj[{number}]": key for number, key in enumerate(keys)}
 
 

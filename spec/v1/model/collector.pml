@@ -62,6 +62,9 @@ inline delete_all(g)
 	atomic {
 		r = 0;
 		obj[RECEIPT(g, 0)] = ABSENT; obj[RECEIPT(g, 1)] = ABSENT; obj[INDEX(g)] = ABSENT; obj[LAYOUT(g)] = ABSENT;
+#ifdef NODES
+		obj[STAGED(g, 0)] = ABSENT; obj[STAGED(g, 1)] = ABSENT; /* N-11 */
+#endif
 		check_all() }
 }
 

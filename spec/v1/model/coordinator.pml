@@ -40,7 +40,11 @@ inline gather(g, live)
 	r = 0;
 	do
 	:: r < RANKS && verdict == PROVEN ->
+#ifdef STAGED_IS_ENOUGH
+		look(STAGED(g, r));
+#else
 		look(RECEIPT(g, r));
+#endif
 		SYNC_READ(RECEIPT(g, r));
 		if
 		:: x == ERROR && live                          /* asks again; at the deadline it does not know */
@@ -49,7 +53,7 @@ inline gather(g, live)
 			if
 			:: obj[RECEIPT(g, r)] != ABSENT
 #ifndef NO_DEADLINE
-			:: verdict = REFUTED                   /* the deadline */
+			:: atomic { verdict = REFUTED; deadline = 1 } /* the deadline */
 #endif
 			fi
 		:: x == ABSENT && !live -> verdict = REFUTED
@@ -68,7 +72,9 @@ inline gather(g, live)
 /* P-35.8 and P-35.9: every file is there; no source is retired. Then P-36: the derived objects. */
 inline prove(g)
 {
+#ifndef STAGED_IS_ENOUGH
 	r = 0;
+#endif
 	do
 	:: r < RANKS && verdict == PROVEN ->
 		look(DATA(g, DATABASE(writer[r])));
@@ -105,7 +111,12 @@ inline fence(n)
 inline decide(g)
 {
 	if
-	:: mine == ABORT -> CHECK(P12_abort_needs_a_proof, gap)
+	:: mine == ABORT ->
+		CHECK(P12_abort_needs_a_proof, gap);
+#ifdef ANYBODY
+		CHECK(P58_abort_is_for_the_job_or_a_newer_one, obj[LEDGER(g)] != ABSENT || deadline || ANY_FAILED(g)
+			|| obj[CLAIM(INC(g) + 1)] != ABSENT)
+#endif
 	:: else
 	fi;
 	put_decision(g, mine, x);
@@ -151,6 +162,17 @@ inline conclude(g, live)
 	fi
 }
 
+#ifdef NODES
+/* N-4: rank 0 has seen that all is whole on the nodes; or a rank failed, or is late. */
+inline record(g)
+{
+	if
+	:: obj[STAGED(g, 0)] != ABSENT && obj[STAGED(g, 1)] != ABSENT -> put_if_absent(ON_NODES(g), 1, x); x = 0
+	:: true
+	fi
+}
+#endif
+
 /* Rank 0 of a live save tells its caller what is stored. */
 inline report(g)
 {
@@ -173,6 +195,9 @@ proctype Coordinator(byte n)
 	g = GEN(n, 0) + (n == 1 -> HISTORY : 0);
 	do
 	:: g < GEN(n + 1, 0) ->
+#ifdef NODES
+		record(g);
+#endif
 		conclude(g, true);
 		if
 		:: outcome == DECIDED -> report(g)

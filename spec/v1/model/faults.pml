@@ -56,6 +56,10 @@ proctype Power()
 }
 #endif
 
+#if defined(LIVENESS) || defined(DEATH)
+#define JOB_DIES
+#endif
+
 #ifdef LIVENESS
 /* Faults stop (P-55). Fairness sees to it that this happens. */
 proctype Calm() { trouble = 0 }
@@ -65,7 +69,7 @@ bit killed, gave_up;
 proctype Killer()
 {
 	if
-	:: killed = 1
+	:: atomic { killed = 1; PROMISE }
 	:: true
 	fi
 }
@@ -73,13 +77,22 @@ proctype Killer()
 #define GAVE_UP gave_up = 1
 #define DECIDED_AT_LAST (obj[LEDGER(0)] != ABSENT)
 #define ALL_DELIVERED (obj[RECEIPT(0, 0)] != ABSENT && obj[RECEIPT(0, 1)] != ABSENT)
-#if INCS == 1
+#if defined(NODES)
+/* N-6: what was whole on the nodes, and on record, when the job died is committed by the next start. */
+ltl P55_decided { [] (promised -> <> COMMITTED(0)) }
+#elif INCS == 1
 /* P-55, P-2: a live coordinator decides, whatever becomes of the ranks, unless its deadline passed while there was trouble. */
 ltl P55_decided { <> (DECIDED_AT_LAST || gave_up) }
 #else
 /* P-55, P-10: what was delivered before a newer incarnation was claimed is decided, whoever died. */
 ltl P55_decided { [] ((ALL_DELIVERED && obj[CLAIM(2)] == ABSENT) -> <> DECIDED_AT_LAST) }
 #endif
+#elif defined(DEATH)
+/* All processes of the job die. */
+bit killed;
+proctype Death() { atomic { killed = 1; PROMISE } }
+#define UNTIL_DEATH unless { killed }
+#define GAVE_UP skip
 #else
 #define UNTIL_DEATH UNTIL_POWER_LOSS
 #define GAVE_UP skip

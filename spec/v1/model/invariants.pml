@@ -17,6 +17,10 @@ hidden byte P32_told_complete_means_taken;
 hidden byte P12_abort_needs_a_proof;
 hidden byte P11_complete_is_rolled_forward;
 hidden byte K17_lost_data_was_retired;
+hidden byte P58_abort_is_for_the_job_or_a_newer_one;
+hidden byte N5_receipt_vouches_for_data;
+hidden byte N6_whole_on_the_nodes_is_committed;
+hidden byte N8_nothing_rests_on_nodes_only;
 
 #define CHECK(invariant, condition) assert(invariant || (condition))
 
@@ -24,6 +28,8 @@ hidden byte K17_lost_data_was_retired;
 byte first[GENS];                 /* the first decision of each generation */
 byte acknowledged, told_failed;   /* generations, as bits: told to a caller as committed, as not committed */
 byte pinned;                      /* generations whose pin was reported as kept (K-15) */
+bit deadline;                     /* the job's own deadline for receipts has passed (P-34) */
+bit promised;                     /* all is whole on the nodes, and on record, and its job is dead (N-6) */
 byte line = FRESH, line_of = 1;   /* the newest incarnation whose start was acknowledged, and its newest commit or base */
 
 #define BIT(g) (1 << (g))
@@ -51,6 +57,7 @@ byte line = FRESH, line_of = 1;   /* the newest incarnation whose start was ackn
 #define COMMITTED(g) IS_MANIFEST(obj[LEDGER(g)])
 #define READABLE(g) (COMMITTED(g) && obj[RETIRED(g)] == ABSENT)
 #define DELIVERED(g, r) (obj[RECEIPT(g, r)] >= COMPLETE(0))
+#define ANY_FAILED(g) (obj[RECEIPT(g, 0)] == FAILED || obj[RECEIPT(g, 1)] == FAILED)
 #define CHUNK(g, r) obj[DATA(g, DATABASE(WRITER(obj[RECEIPT(g, r)])))]
 #define DATA_THERE(g) (DELIVERED(g, 0) && DELIVERED(g, 1) && CHUNK(g, 0) != ABSENT && CHUNK(g, 1) != ABSENT)
 #define WHOLE(g) (obj[INDEX(g)] == WHOLE_INDEX && DATA_THERE(g))
@@ -82,6 +89,7 @@ inline observe_decision(g, value, by, created)
 {
 	CHECK(P51_one_decision_that_never_changes, first[g] == ABSENT || first[g] == obj[LEDGER(g)]);
 	CHECK(P56_superseded_commits_nothing, !created || !COMMITTED(g) || by >= NEWEST_BASE);
+	CHECK(N6_whole_on_the_nodes_is_committed, !promised || COMMITTED(g));
 	first[g] = obj[LEDGER(g)];
 	line = (COMMITTED(g) && INC(g) == line_of && line < AT(g) -> AT(g) : line);
 	check_all()

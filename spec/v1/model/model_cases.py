@@ -23,6 +23,10 @@ P53 = "P53_head_goes_back_only_by_a_base"
 P54 = "P54_what_is_needed_is_not_deleted"
 P55 = "P55_decided"
 P56 = "P56_superseded_commits_nothing"
+P58 = "P58_abort_is_for_the_job_or_a_newer_one"
+N5 = "N5_receipt_vouches_for_data"
+N6 = "N6_whole_on_the_nodes_is_committed"
+N8 = "N8_nothing_rests_on_nodes_only"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +206,95 @@ LIVE_SETTLE = _case(
     INCS=2,
     LIVENESS=1,
 )
+ANYBODY = _case(
+    "anybody",
+    "somebody without an incarnation finishes what is complete, beside the job, a settle and a zombie",
+    "AtOnce(1, 0) + Rank(1, 1) + Coordinator(1) + Opener(2, 0) + Anybody()",
+    INCS=2,
+    ANYBODY=1,
+)
+NODES = _case(
+    "nodes",
+    "a save by way of the nodes, of which one may be lost; one lost or delayed answer, or error",
+    "NodeRank(1, 0, 1) + NodeRank(1, 1, 0) + Coordinator(1) + Loss(1) + Network()",
+    INCS=1,
+    FAULTS=1,
+    NODES=1,
+    STAGED_BEFORE=1,
+)
+NODES_TAKEOVER = _case(
+    "nodes-takeover",
+    "a start, which may find the nodes, while the older job uploads; a node may be lost",
+    "NodeRank(1, 1, 1) + Coordinator(1) + Opener(2, 0) + Loss(1)",
+    INCS=2,
+    NODES=1,
+    STAGED_BEFORE=2,
+)
+TWO_FINISH = _case(
+    "two-finish",
+    "two starts finish an upload at once, while the older job goes on with it and the node may be tidied",
+    "NodeRank(1, 1, 1) + Opener(2, 0) + Opener(3, 0) + Tidy(1)",
+    INCS=3,
+    NODES=1,
+    STAGED_BEFORE=3,
+)
+NODES_COLLECT = _case(
+    "nodes-collect",
+    "the new job's collector, while the older job goes on to upload what was aborted",
+    "NodeRank(1, 1, 1) + Opener(2, 0) + Tidy(0)",
+    INCS=2,
+    NODES=1,
+    STAGED_BEFORE=3,
+    JOB_COLLECTS=1,
+    COLLECTOR=1,
+)
+JOB_DIES = _case(
+    "job-dies",
+    "all processes of the job die at any step of the save, all nodes live; the next start",
+    "NodeRank(1, 1, 0) + Coordinator(1) + Opener(2, 0) + Death()",
+    INCS=2,
+    NODES=1,
+    DEATH=1,
+    STAGED_BEFORE=1,
+)
+FINISH = _case(
+    "finish",
+    "… and two starts at once",
+    "NodeRank(1, 1, 1) + Opener(2, 0) + Opener(3, 0) + Death()",
+    INCS=3,
+    NODES=1,
+    DEATH=1,
+    STAGED_BEFORE=3,
+)
+LOST_NODE = _case(
+    "lost-node",
+    "… a node may be lost, come back with other bytes, or be tidied; one lost or delayed answer, or error",
+    "NodeRank(1, 1, 1) + Opener(2, 0) + Death() + Loss(0) + Rot(1) + Tidy(1) + Network()",
+    INCS=2,
+    FAULTS=1,
+    NODES=1,
+    DEATH=1,
+    STAGED_BEFORE=3,
+)
+POWER_FINISH = _case(
+    "power-finish",
+    "the page cache is lost while a start and the older job upload",
+    "NodeRank(1, 0, 1) + NodeRank(1, 1, 1) + Opener(2, 0) + Power()",
+    INCS=2,
+    POWER=1,
+    NO_REBOOT=1,
+    NODES=1,
+    STAGED_BEFORE=3,
+)
+LIVE_FINISH = _case(
+    "live-finish",
+    "the job dies at any step; what was whole on the nodes is committed",
+    "NodeRank(1, 1, 1) + Coordinator(1) + Opener(2, 0) + Calm() + Killer()",
+    INCS=2,
+    LIVENESS=1,
+    NODES=1,
+    STAGED_BEFORE=3,
+)
 
 CORRECT = [
     SAVE,
@@ -222,6 +315,16 @@ CORRECT = [
     POWER_COLLECT,
     LIVE,
     LIVE_SETTLE,
+    ANYBODY,
+    NODES,
+    NODES_TAKEOVER,
+    TWO_FINISH,
+    NODES_COLLECT,
+    JOB_DIES,
+    FINISH,
+    LOST_NODE,
+    POWER_FINISH,
+    LIVE_FINISH,
 ]
 
 VARIANTS = [
@@ -261,6 +364,20 @@ VARIANTS = [
     _variant(LIVE, "IGNORES_FAILED", P55, "a failed receipt is not noticed"),
     _variant(LIVE, "NO_DEADLINE", P55, "no deadline for receipts"),
     _variant(LIVE_SETTLE, "SETTLES_NOTHING", P55, "a start does not settle"),
+    _variant(ANYBODY, "ANYBODY_ABORTS", P58, "anybody aborts what is incomplete"),
+    _variant(ANYBODY, "ANYBODY_UNFENCED", P56, "anybody does not fence"),
+    _variant(ANYBODY, "ANYBODY_TAKES_OLDER", P53, "anybody takes older incarnations too, fenced by the newest claim"),
+    _variant(NODES_TAKEOVER, "STAGED_IS_ENOUGH", P50, "committed from staged receipts, before the upload"),
+    _variant(NODES, "RECEIPT_BEFORE_UPLOAD", N5, "the receipt before the files"),
+    _variant(NODES_TAKEOVER, "BASE_ON_NODES", N8, "a start goes on from what is whole on the nodes only"),
+    _variant(NODES, "LOST_PART_UPLOADED", N5, "a receipt for what the node has lost"),
+    _variant(JOB_DIES, "FINISHED_AFTER_THE_SETTLE", N6, "a start claims and settles first, and uploads then"),
+    _variant(LOST_NODE, "DELETED_WHILE_UNDECIDED", N6, "deleted from a node while undecided"),
+    _variant(LOST_NODE, "CLAIMED_ALL_THE_SAME", N6, "claimed although the store has refused the upload"),
+    _variant(LOST_NODE, "UNCOMPARED", P52, "uploaded without comparing digests"),
+    _variant(POWER_FINISH, "REPLACED_FILES", P50, "a file that is there is written again, not flushed before it is visible"),
+    _variant(POWER_FINISH, "FOUND_FILES_UNFLUSHED", P50, "a file that somebody else uploaded is not flushed"),
+    _variant(LIVE_FINISH, "FINISHES_NOTHING", P55, "a start leaves alone what is whole on the nodes"),
 ]
 LARGE = [
     _case(
@@ -304,6 +421,35 @@ LARGE = [
     ),
     _case(
         "power-full", "both ranks deliver", "AtOnce(1, 0) + Rank(1, 1) + Coordinator(1) + Power()", optimize=True, INCS=2, POWER=1
+    ),
+    _case(
+        "nodes-takeover-full",
+        "… with a lost answer",
+        "NodeRank(1, 1, 1) + Coordinator(1) + Opener(2, 0) + Loss(1) + Network()",
+        optimize=True,
+        INCS=2,
+        FAULTS=1,
+        NODES=1,
+        STAGED_BEFORE=2,
+    ),
+    _case(
+        "two-finish-full",
+        "… with the older job's coordinator",
+        "NodeRank(1, 1, 1) + Coordinator(1) + Opener(2, 0) + Opener(3, 0) + Tidy(1)",
+        optimize=True,
+        INCS=3,
+        NODES=1,
+        STAGED_BEFORE=3,
+    ),
+    _case(
+        "job-dies-full",
+        "… while both ranks upload",
+        "NodeRank(1, 0, 1) + NodeRank(1, 1, 0) + Coordinator(1) + Opener(2, 0) + Death()",
+        optimize=True,
+        INCS=2,
+        NODES=1,
+        DEATH=1,
+        STAGED_BEFORE=1,
     ),
 ]
 

@@ -70,6 +70,9 @@ inline find_head()
 		atomic { x = obj[LEDGER(g)]; SYNC_READ(LEDGER(g)) };
 		if
 		:: IS_MANIFEST(x) && obj[RETIRED(g)] == ABSENT -> b = AT(g); break
+#ifdef BASE_ON_NODES
+		:: obj[ON_NODES(g)] != ABSENT -> b = AT(g); break
+#endif
 		:: else
 		fi
 	:: else -> break
@@ -86,7 +89,11 @@ inline start_from(b)
 		g = GENERATION(b);
 		if
 		:: by_hand && !READABLE(g) -> goto stopped    /* K-6 */
+#ifdef BASE_ON_NODES
+		:: !WHOLE(g) && !(HELD(g, 0) && HELD(g, 1)) -> goto stopped
+#else
 		:: !WHOLE(g) || !SOURCES_THERE(g) -> goto stopped
+#endif
 		:: else
 		fi
 	fi;
@@ -98,6 +105,9 @@ inline start_from(b)
 	fi;
 #endif
 	put_if_absent(BASE(me), b, x);
+#ifdef NODES
+	CHECK(N8_nothing_rests_on_nodes_only, b == FRESH || COMMITTED(GENERATION(b)));
+#endif
 #ifdef RECHECK
 	if
 	:: b != FRESH && obj[RETIRED(GENERATION(b))] != ABSENT -> /* unless it was the base that K-7 kept until now */
@@ -135,6 +145,12 @@ proctype Opener(byte job; byte by_hand)
 #ifdef LIVENESS
 	!trouble; /* the last start: earlier ones may have ended by P-13 */
 #endif
+#if defined(NODES) && defined(JOB_DIES)
+	killed; /* the next start */
+#endif
+#if defined(NODES) && !defined(FINISHED_AFTER_THE_SETTLE) && !defined(FINISHES_NOTHING)
+	finish();
+#endif
 	claim(job);
 	if
 	:: me == 0 -> goto stopped
@@ -142,6 +158,9 @@ proctype Opener(byte job; byte by_hand)
 	fi;
 #ifndef SETTLES_NOTHING
 	settle();
+#endif
+#ifdef FINISHED_AFTER_THE_SETTLE
+	finish();
 #endif
 	if
 	:: outcome != DECIDED -> goto stopped                 /* P-13, P-9 */

@@ -34,10 +34,21 @@
 
 #include "store.pml"
 #include "invariants.pml"
+#ifdef NODES
+#include "nodes.pml"
+#else
+#define PROMISE skip
+#endif
 #include "faults.pml"
 #include "participant.pml"
 #include "coordinator.pml"
+#ifdef NODES
+#include "finishing.pml"
+#endif
 #include "opening.pml"
+#ifdef ANYBODY
+#include "anybody.pml"
+#endif
 #ifdef COLLECTOR
 #include "collector.pml"
 #endif
@@ -84,6 +95,15 @@ init {
 		obj[LAYOUT(HISTORY)] = 1;
 		obj[DATA(HISTORY, 0)] = CAPTURED_BY(0);
 		obj[RECEIPT(HISTORY, 0)] = COMPLETE(0);
+#endif
+#ifdef NODES
+		whole_on_node(HISTORY, 0);
+#if STAGED_BEFORE > 1
+		whole_on_node(HISTORY, 1);
+#endif
+#if STAGED_BEFORE > 2
+		obj[ON_NODES(HISTORY)] = 1;
+#endif
 #endif
 #ifdef DELIVERED_BEFORE
 		/* Both ranks have delivered the next save. */

@@ -20,7 +20,13 @@
 #define DATA(g, w) ((5 + RANKS) * GENS + (g) * WRITERS + (w))
 #define CLAIM(n) ((5 + RANKS + WRITERS) * GENS + (n) - 1)
 #define BASE(n) (CLAIM(INCS + 2) + (n) - 1)
+#ifdef NODES
+#define STAGED(g, r) (BASE(INCS + 1) + (g) * RANKS + (r))
+#define ON_NODES(g) (BASE(INCS + 1) + GENS * RANKS + (g))
+#define KEYS (BASE(INCS + 1) + GENS * (RANKS + 1))
+#else
 #define KEYS BASE(INCS + 1)
+#endif
 
 /* Contents. */
 #define ABSENT 0
@@ -32,6 +38,7 @@
 #define WRITER(x) ((x) - 2)
 #define CAPTURED_BY(w) (1 + (w)) /* data that writer w captured at the step of the generation */
 #define CAPTURED_LATE 100        /* … that was captured after training went on */
+#define ROTTEN 101               /* … that is not what was written any more */
 #define WHOLE_INDEX 1
 #define TORN_INDEX 2
 #define FRESH 1                  /* a base: none */
