@@ -132,7 +132,9 @@ def test_examples_are_accepted_and_refused() -> None:
     }
     assert {name for name, judged in valid.items() if judged != "valid"} == {"receipt/failed"}
     listed = json.loads((V1 / "examples" / "index.json").read_text(encoding="utf-8"))
-    invalid = {entry["file"]: _judged(V1 / "examples" / entry["file"]) for entry in listed if entry["file"].split("/")[1] not in UNREAD}
+    invalid = {
+        entry["file"]: _judged(V1 / "examples" / entry["file"]) for entry in listed if entry["file"].split("/")[1] not in UNREAD
+    }
     assert {name for name, judged in invalid.items() if judged == "valid"} == set()
     unsupported = {name for name, judged in invalid.items() if judged == "unsupported-format"}
     assert unsupported == {"invalid/run/version-2.json", "invalid/run/requires-unknown.json", "invalid/run/requires-nested.json"}

@@ -73,6 +73,10 @@ def test_a_plain_step_lacks_nothing() -> None:
     assert missing(job(processes=2), DESCRIBE, {"s": state({})}) == []
 
 
+def test_a_word_of_a_person_is_a_feature() -> None:
+    assert "feature vouching" in missing(job("collect", vouched=[2]), DESCRIBE, {"s": state({})})
+
+
 def test_devices_decide_on_the_number_of_processes() -> None:
     wide = job(processes=2, mesh={"x": 2, "y": 2})
     assert processes_of(wide, DESCRIBE) == 2

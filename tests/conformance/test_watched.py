@@ -198,6 +198,18 @@ def test_what_has_to_be_kept_stays_though_it_is_retired(free: FilePlace, name: s
     assert told(watched) == [f"K-7 {keys.folder(THIRD)}"]
 
 
+@pytest.mark.parametrize(("vouched", "excused"), [([4], False), ([5], False), ([4, 5], True)])
+def test_nothing_is_kept_for_openings_that_are_known_to_be_dead(free: FilePlace, vouched: list[int], excused: bool) -> None:  # noqa: FBT001
+    runs.put_retired(free, THIRD)
+    for number in (4, 5):
+        put_claim(free, number)
+    watched = WatchedRun(free)
+    assert watched.look()[0] == []
+    watched.vouch(vouched)
+    taken(free, THIRD)
+    assert told(watched) == ([] if excused else [f"K-7 {keys.folder(THIRD)}"])
+
+
 def test_the_source_of_what_is_kept_stays(free: FilePlace) -> None:
     """THIRD is retired and pinned, and has a component that lies in SECOND."""
     for generation in (SECOND, THIRD):

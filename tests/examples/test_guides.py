@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import state_dict
 
+import ckptcore
 from ckptcli import app
 from tests.examples.guides import DOCS, blocks, program, run
+from torchckpt import titan
+
+ABSTRACT = {"LoadPlanner", "SavePlanner", "StorageReader", "StorageWriter"}
+"""What others are made of: they have no counterpart."""
 
 ocp = pytest.importorskip("orbax.checkpoint")
 
@@ -41,3 +51,33 @@ def test_every_method_of_orbax_is_in_the_table() -> None:
     methods = {name for name, member in vars(ocp.CheckpointManager).items() if not name.startswith("_") and callable(member)}
     assert {"save", "restore", "best_step"} <= methods
     assert methods - named("orbax.md") - {"close"} == set()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_from_dcp(tmp_path: Path) -> None:
+    run(program("dcp.md", tmp_path))
+    for line in "".join(blocks("dcp.md", "sh")).replace("/tmp/dcp", str(tmp_path)).splitlines():
+        assert app.main(line.split()[1:]) == 0
+    weight = torch.zeros(8, 4)
+    dcp.load({"model.0.weight": weight}, checkpoint_id=tmp_path / "exported", no_dist=True)
+    imported = ckptcore.open_run(tmp_path / "imported").restore(components="model")
+    assert np.array_equal(weight.numpy(), imported["0.weight"])
+    assert weight.any()
+
+
+def test_everything_of_dcp_is_in_the_tables() -> None:
+    options = {field.name for field in dataclasses.fields(state_dict.StateDictOptions)}
+    public = {name for name in vars(dcp) if not name.startswith("_") and name[0].isupper()}
+    functions = {name for name in state_dict.__all__ if name.startswith(("get_", "set_"))} | {"save", "async_save", "load"}
+    parts = {name for name in public if name.endswith(("Writer", "Reader", "Planner"))} - ABSTRACT
+    settings = {field.name for field in dataclasses.fields(titan.Config)}
+    assert (len(options), len(functions), len(parts) > 5, len(settings) > 15) == (8, 9, True, True)
+    assert (options | functions | parts | settings) - named("dcp.md") == set()
+
+
+def test_every_argument_of_dcp_is_in_the_tables() -> None:
+    calls = [dcp.save, dcp.async_save, dcp.load, dcp.DefaultSavePlanner, dcp.DefaultLoadPlanner, dcp.FileSystemWriter]
+    arguments = {name for call in calls for name in inspect.signature(call).parameters} - {"state_dict", "path"}
+    text = set(re.findall(r"\w+", (DOCS / "dcp.md").read_text()))
+    assert arguments - text == {"async_checkpointer_type"}  # its value is there: AsyncCheckpointerType.PROCESS

@@ -88,9 +88,9 @@ def _direct(run: Run, commits: Mapping[str, Value], vouched: Collection[int]) ->
         yield bases[newest]["generation"], f"the base of incarnation {newest}"
     for generation in _noted(run, _HOLDING):
         yield generation, "pinned or tagged"
-    opening = max(run.claims.keys() - set(vouched), default=0)
-    if opening > newest:
-        yield from ((generation, f"{_OPENING} incarnation {opening}") for generation in commits if run.is_retired(generation))
+    for opening in run.claims.keys() - set(vouched):
+        if opening > newest:
+            yield from ((generation, f"{_OPENING} incarnation {opening}") for generation in commits if run.is_retired(generation))
     for generation in run.generations:
         if outcome(run, generation) == "none":
             receipt = run.value(keys.receipt(generation, 0)) or {}

@@ -53,7 +53,7 @@ inline gather(g, live)
 			if
 			:: obj[RECEIPT(g, r)] != ABSENT
 #ifndef NO_DEADLINE
-			:: atomic { verdict = REFUTED; deadline = 1 } /* the deadline */
+			:: atomic { verdict = REFUTED; TOO_LATE } /* the deadline */
 #endif
 			fi
 		:: x == ABSENT && !live -> verdict = REFUTED

@@ -28,9 +28,15 @@ hidden byte N8_nothing_rests_on_nodes_only;
 byte first[GENS];                 /* the first decision of each generation */
 byte acknowledged, told_failed;   /* generations, as bits: told to a caller as committed, as not committed */
 byte pinned;                      /* generations whose pin was reported as kept (K-15) */
-bit deadline;                     /* the job's own deadline for receipts has passed (P-34) */
 bit promised;                     /* all is whole on the nodes, and on record, and its job is dead (N-6) */
 byte line = FRESH, line_of = 1;   /* the newest incarnation whose start was acknowledged, and its newest commit or base */
+
+#ifdef ANYBODY
+bit deadline;                     /* the job's own deadline for receipts has passed (P-34) */
+#define TOO_LATE deadline = 1
+#else
+#define TOO_LATE skip
+#endif
 
 #define BIT(g) (1 << (g))
 #define HAS(set, g) ((set) & BIT(g))
