@@ -12,14 +12,15 @@ from rich.text import Text
 from ckptcli import text, tree
 from ckptcli.options import Json, Url, Which, named, settings
 from ckptcli.output import console, emit, facts, progress, table
-from ckptcore import leaves, values
-from ckptcore.difference import nbytes
+from ckptcore import values
 from ckptcore.errors import NotFound
+from ckptcore.inspect import leaves
+from ckptcore.inspect.difference import nbytes
+from ckptcore.inspect.statistics import Statistics, Tally
+from ckptcore.inspect.streaming import elements, logical
 from ckptcore.readable import StoredLeaf
 from ckptcore.reader import Checkpoint
 from ckptcore.records import ArrayLeaf
-from ckptcore.statistics import Statistics, Tally
-from ckptcore.streaming import elements, logical
 
 MOST_AS_JSON = 100_000
 """The most elements of a slice that are printed as JSON."""

@@ -13,9 +13,9 @@ from rich.text import Text
 
 from ckptcli import text
 from ckptcli.output import progress
-from ckptcore.copying import Copied, Copier
 from ckptcore.errors import CallError, DamageError
 from ckptcore.names import GenerationId
+from ckptcore.operate.copying import Copied, Copier
 
 _RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kKMGT]?)(i?)B(?:/s)?")
 _POWERS = ("", "K", "M", "G", "T")

@@ -11,8 +11,8 @@ from ckptcli.copies import Copy, Dest, Failed, Limit, copy_all, copy_one, failur
 from ckptcli.ending import Status
 from ckptcli.options import Json, Url, Which, named, settings
 from ckptcli.output import emit
-from ckptcore.copying import Copier
 from ckptcore.errors import CallError
+from ckptcore.operate.copying import Copier
 
 All = Annotated[bool, typer.Option("--all", help="Copy every checkpoint that is not there yet.")]
 

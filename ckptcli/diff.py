@@ -14,7 +14,7 @@ from ckptcli import text
 from ckptcli.ending import Status
 from ckptcli.options import Json, Url, named, settings
 from ckptcli.output import emit, progress, table
-from ckptcore.difference import (
+from ckptcore.inspect.difference import (
     FieldChange,
     LeafChange,
     Table,
@@ -23,7 +23,7 @@ from ckptcore.difference import (
     compare_fields,
     measure,
 )
-from ckptcore.difference import table as leaf_table
+from ckptcore.inspect.difference import table as leaf_table
 from ckptcore.reader import Checkpoint
 
 First = Annotated[str, typer.Argument(metavar="WHICH", help="A generation ID, or a step.")]

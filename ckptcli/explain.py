@@ -14,12 +14,12 @@ from ckptcli import text
 from ckptcli.ending import Status
 from ckptcli.options import Json, Url, named, settings
 from ckptcli.output import emit, progress
-from ckptcore.condition import Condition, condition
 from ckptcore.errors import CallError, NotFound
-from ckptcore.explaining import Outlook, outlook
-from ckptcore.findings import Finding
 from ckptcore.history import History
 from ckptcore.incarnations import stored
+from ckptcore.inspect.condition import Condition, condition
+from ckptcore.inspect.explaining import Outlook, outlook
+from ckptcore.inspect.findings import Finding
 from ckptcore.ledger import Decided
 from ckptcore.names import GenerationId
 from ckptcore.reader import Checkpoint

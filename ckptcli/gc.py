@@ -14,9 +14,9 @@ from rich.text import Text
 from ckptcli import text
 from ckptcli.options import Apply, Json, Url, settings
 from ckptcli.output import emit, table
-from ckptcore.collecting import Collection, Piece, collect
 from ckptcore.errors import CallError
 from ckptcore.keep import Best, Keep
+from ckptcore.operate.collecting import Collection, Piece, collect
 
 _BEST = re.compile(r"(.+):(min|max)(?::([0-9]{1,9}))?", re.DOTALL)
 

@@ -13,9 +13,9 @@ from ckptcli.durations import seconds, shown
 from ckptcli.options import Json, settings
 from ckptcli.output import emit, facts, table
 from ckptcore import interval as core
-from ckptcore.chronicle import chronicle
-from ckptcore.costs import Measured, measured
 from ckptcore.errors import CallError, NotFound
+from ckptcore.inspect.chronicle import chronicle
+from ckptcore.inspect.costs import Measured, measured
 from ckptcore.store import Store
 
 NEWEST = 10

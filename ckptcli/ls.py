@@ -14,7 +14,7 @@ from ckptcli import text
 from ckptcli.options import Json, Settings, Url, settings
 from ckptcli.output import STYLES, emit, table
 from ckptcore.errors import NotFound
-from ckptcore.inventory import Entry, find_runs, inventory
+from ckptcore.inspect.inventory import Entry, find_runs, inventory
 from ckptcore.store import Store
 
 

@@ -14,9 +14,9 @@ from ckptcli.ending import Status
 from ckptcli.options import Json, Url, settings
 from ckptcli.output import emit
 from ckptcore.clock import Clock
-from ckptcore.copying import Copier
 from ckptcore.errors import StoreUnavailable
 from ckptcore.events import log
+from ckptcore.operate.copying import Copier
 
 PAUSE = 10.0
 """Seconds between two looks for new commits."""

@@ -29,7 +29,7 @@ STYLES = {
     "aborted": "dim",
     "retired": "dim",
 }
-"""How a state is shown (`ckptcore.inventory`). Nothing is said by color alone."""
+"""How a state is shown (`ckptcore.inspect.inventory`). Nothing is said by color alone."""
 
 
 def emit(record: msgspec.Struct, render: Callable[[], RenderableType], *, as_json: bool) -> None:

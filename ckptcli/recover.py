@@ -13,8 +13,8 @@ from ckptcli import text
 from ckptcli.ending import Status
 from ckptcli.options import Apply, Json, Url, settings
 from ckptcli.output import emit
-from ckptcore.recovery import Undecided
-from ckptcore.recovery import recover as finish
+from ckptcore.operate.recovery import Undecided
+from ckptcore.operate.recovery import recover as finish
 
 MOST = 12
 """Findings about one generation that people are shown."""

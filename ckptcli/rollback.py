@@ -14,8 +14,8 @@ from rich.text import Text
 from ckptcli import text
 from ckptcli.options import Apply, Json, Url, named, settings
 from ckptcli.output import emit
-from ckptcore.proving import Verdict
-from ckptcore.rollback import Plan, plan, roll_back
+from ckptcore.inspect.proving import Verdict
+from ckptcore.operate.rollback import Plan, plan, roll_back
 
 MOST = 12
 """Strays that people are shown."""

@@ -14,10 +14,11 @@ from rich.text import Text
 from ckptcli import text
 from ckptcli.options import Json, Url, Which, named, settings
 from ckptcli.output import emit, facts, table
-from ckptcore import leaves, notes
-from ckptcore.chronicle import Delivery, deliveries
+from ckptcore import notes
 from ckptcore.errors import DamageError
-from ckptcore.inventory import Entry, inventory
+from ckptcore.inspect import leaves
+from ckptcore.inspect.chronicle import Delivery, deliveries
+from ckptcore.inspect.inventory import Entry, inventory
 from ckptcore.ledger import metadata_of
 from ckptcore.reader import Checkpoint
 from ckptcore.records import Committed, Manifest, Topology

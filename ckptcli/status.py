@@ -17,10 +17,10 @@ from ckptcli.durations import seconds, shown
 from ckptcli.ending import Status
 from ckptcli.options import Json, Url, settings
 from ckptcli.output import emit, facts
-from ckptcore import metrics
-from ckptcore import status as core
 from ckptcore.errors import CallError, StoreUnavailable
 from ckptcore.events import shorten
+from ckptcore.inspect import status as core
+from ckptcore.monitor import metrics
 from ckptcore.store import Store
 
 

@@ -14,9 +14,9 @@ from rich.text import Text
 from ckptcli import text
 from ckptcli.options import Json, Url, Which, named, settings
 from ckptcli.output import emit, table
+from ckptcore.inspect.leaves import path_of
+from ckptcore.inspect.outline import Node, outline, own_bytes
 from ckptcore.layout import grid_of
-from ckptcore.leaves import path_of
-from ckptcore.outline import Node, outline, own_bytes
 from ckptcore.readable import StoredLeaf
 from ckptcore.reader import Checkpoint
 from ckptcore.records import ArrayLeaf

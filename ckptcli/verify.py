@@ -21,11 +21,11 @@ from ckptcore import verify as verification
 from ckptcore.clock import Clock
 from ckptcore.errors import CallError, DeadlineExceeded, NotFound, Retired
 from ckptcore.history import History
+from ckptcore.inspect.watching import watch
 from ckptcore.reader import Checkpoint
 from ckptcore.run import Run
 from ckptcore.store import Store
 from ckptcore.verify import Verification
-from ckptcore.watching import watch
 
 Deep = Annotated[bool, typer.Option("--deep", help="Read every byte, not just records and the sizes of files.")]
 All = Annotated[bool, typer.Option("--all", help="Every commit that is not retired.")]

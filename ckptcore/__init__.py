@@ -5,8 +5,8 @@ use `jaxckpt`. What is not named here is internal.
 """
 
 from ckptcore import errors
+from ckptcore.formats.safetensors import Safetensors
 from ckptcore.run import Run, open_run
-from ckptcore.safetensors import Safetensors
 from ckptcore.sampler import Sampler
 from ckptcore.store import Storage
 

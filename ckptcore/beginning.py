@@ -14,7 +14,7 @@ from ckptcore import forks, records, restore
 from ckptcore.backend import Backend, Found, Target
 from ckptcore.clock import Clock
 from ckptcore.errors import CallError, Damaged
-from ckptcore.foreign import Start
+from ckptcore.formats.foreign import Start
 from ckptcore.match import Elsewhere, Rules
 from ckptcore.readable import Readable
 from ckptcore.reader import Checkpoint

@@ -22,7 +22,7 @@ from ckptcore.clock import Clock
 from ckptcore.coordinator import Coordinator
 from ckptcore.errors import CallError, CheckpointError, NotFound, Preempted, Superseded
 from ckptcore.events import Event, Listener, log, tell
-from ckptcore.foreign import Start
+from ckptcore.formats.foreign import Start
 from ckptcore.geometry import CHUNK_BYTES
 from ckptcore.guarantees import Derived
 from ckptcore.handle import SaveHandle
@@ -30,9 +30,9 @@ from ckptcore.history import read_run
 from ckptcore.keep import Keep
 from ckptcore.ledger import Decided, manifest_of, metadata_of
 from ckptcore.match import Conversion, Rename, Rules, cast_name
+from ckptcore.monitor.observers import Observers
 from ckptcore.names import GenerationId, Named, named_generation
 from ckptcore.nodes import Local, NodeStore
-from ckptcore.observers import Observers
 from ckptcore.preemption import Preemption
 from ckptcore.records import Level, Manifest, Run
 from ckptcore.resuming import AGREEMENT_TIMEOUT, Request, Resumer

@@ -24,7 +24,7 @@ from ckptcore.errors import (
     UnsupportedFormat,
 )
 from ckptcore.events import log, shorten
-from ckptcore.foreign import Source, Start, as_source
+from ckptcore.formats.foreign import Source, Start, as_source
 from ckptcore.history import History, read_run
 from ckptcore.ledger import Decided, manifest_of
 from ckptcore.names import GenerationId

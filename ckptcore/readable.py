@@ -1,7 +1,7 @@
 """What a restore reads from: leaves by name, and boxes of their arrays (spec: reading).
 
 A commit is one (`ckptcore.reader.Checkpoint`), so is a foreign checkpoint
-(`ckptcore.foreign`), and so is either of them seen under another framework's names
+(`ckptcore.formats.foreign`), and so is either of them seen under another framework's names
 (`ckptcore.convert`). Matching and restoring know only this.
 """
 

@@ -15,7 +15,7 @@ from ckptcore.chosen import named
 from ckptcore.clock import Clock
 from ckptcore.errors import CallError, CheckpointError, DamageError, ForkRequired
 from ckptcore.events import Event, Listener, log, shorten, tell
-from ckptcore.foreign import Start
+from ckptcore.formats.foreign import Start
 from ckptcore.history import History
 from ckptcore.incarnations import Incarnation, Opening, check_current
 from ckptcore.ledger import Decided, manifest_of
@@ -27,8 +27,8 @@ from ckptcore.proof import show_ranks
 from ckptcore.reader import Checkpoint
 from ckptcore.records import Level, Manifest, StoreFacts
 from ckptcore.session import Session, is_damage, open_session, together, together_telling
-from ckptcore.staging import Finishing
 from ckptcore.store import Storage, Store
+from ckptcore.uploads import Finishing
 from ckptcore.verify import check_whole
 
 AGREEMENT_TIMEOUT = 3600.0

@@ -7,23 +7,24 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from ckptcore import explaining, forks, ledger, names, notes, records, restore
+from ckptcore import forks, ledger, names, notes, records, restore
 from ckptcore import verify as verification
 from ckptcore.arguments import check_like
 from ckptcore.backend import Backend
 from ckptcore.clock import Clock
 from ckptcore.errors import CallError, DamageError, DeadlineExceeded, NotFound
 from ckptcore.events import log, shorten
+from ckptcore.formats.renames import Names
+from ckptcore.formats.safetensors_export import MAX_SHARD_BYTES, export_safetensors
 from ckptcore.history import History
 from ckptcore.incarnations import stored
+from ckptcore.inspect import explaining
+from ckptcore.inspect.status import Status, status
 from ckptcore.ledger import Decided, manifest_of
 from ckptcore.listing import Generation, best, describe
 from ckptcore.match import Conversion, Rename, Rules, cast_name
 from ckptcore.names import GenerationId, Named, named_generation
 from ckptcore.reader import Checkpoint
-from ckptcore.renames import Names
-from ckptcore.safetensors_export import MAX_SHARD_BYTES, export_safetensors
-from ckptcore.status import Status, status
 from ckptcore.store import Storage, Store, open_store
 
 MAX_OVERTAKEN = 10

@@ -30,8 +30,8 @@ from ckptcore.nodes import NodeStore
 from ckptcore.proof import Refuted, show_ranks
 from ckptcore.records import Abort
 from ckptcore.retention import Collector
-from ckptcore.staging import Staging
 from ckptcore.store import Store
+from ckptcore.uploads import Uploading
 from ckptcore.writer import Identity, Shard
 
 GRACE = DECISION_TIMEOUT + 60.0
@@ -95,8 +95,8 @@ class Saving:
             writer.write(self.store, self.shard, **told)
             return
         rank = self.shard.identity.rank
-        staging = Staging(node=self.node, coordinator=self._coordinator(), rank=rank, timeout=self.timeout)
-        writer.write(self.store, self.shard, place=self.node.store, before_receipt=staging, **told)
+        uploading = Uploading(node=self.node, coordinator=self._coordinator(), rank=rank, timeout=self.timeout)
+        writer.write(self.store, self.shard, place=self.node.store, before_receipt=uploading, **told)
 
     def decide(self) -> Decided:
         """The coordinator's part: commit or abort, then metrics and retention. Returns a commit; everything else is raised."""

@@ -11,13 +11,13 @@ from ckptcore.clock import Clock
 from ckptcore.digests import check, component_digest
 from ckptcore.errors import Damaged, DamageError, Retired, UnsupportedFormat
 from ckptcore.history import History
+from ckptcore.inspect.streaming import batches
 from ckptcore.names import GenerationId
 from ckptcore.readable import StoredLeaf
 from ckptcore.reader import Checkpoint
 from ckptcore.records import ArrayLeaf
 from ckptcore.store import Store
 from ckptcore.storereads import THREADS, bounded_bytes, exists, has_size
-from ckptcore.streaming import batches
 from ckptcore.workers import Workers
 
 _LED = ("captured", "topology", "parent", "parent_manifest", "versions", "metadata")

@@ -7,7 +7,7 @@ from typing import Literal
 
 from ckptcore import checkpointer, run
 from ckptcore.events import Listener
-from ckptcore.foreign import Start
+from ckptcore.formats.foreign import Start
 from ckptcore.geometry import CHUNK_BYTES
 from ckptcore.guarantees import Derived
 from ckptcore.keep import Keep
@@ -37,7 +37,7 @@ class Checkpointer(checkpointer.Checkpointer):
       derived: needs of the guarantee that are met inside another component, or by the step:
         `{"schedule": "optimizer", "rng": "step"}`, `{"data": Approximate(samples)}`.
       start_from: URL of a run whose weights a new run starts from, at step 0, or a checkpoint in another format
-        (`ckptcore.safetensors.Safetensors`). Used only while this run has no checkpoint of its own.
+        (`ckptcore.formats.safetensors.Safetensors`). Used only while this run has no checkpoint of its own.
       run_id: the ID of the run that has to be at `url`; another one, or none, is refused.
       on_preemption: `save` saves, after SIGTERM, at a step that all processes agree on, and raises `Preempted`;
         `ignore` leaves the signal alone.

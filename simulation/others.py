@@ -6,7 +6,7 @@ from ckptcore import restore
 from ckptcore.errors import CheckpointError, CommitUnknown, DeadlineExceeded, NotFound, Retired, StoreError, Superseded
 from ckptcore.keep import Keep
 from ckptcore.match import Rules
-from ckptcore.recovery import recover
+from ckptcore.operate.recovery import recover
 from ckptcore.retention import Collector
 from ckptcore.run import Run
 from ckptcore.store import Storage

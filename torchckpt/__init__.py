@@ -20,12 +20,12 @@ from ckptcore import errors
 from ckptcore.checkpointer import Restored
 from ckptcore.components import PerRank, RankZero
 from ckptcore.events import Event
+from ckptcore.formats.orbax_source import Orbax
+from ckptcore.formats.safetensors import Safetensors
 from ckptcore.guarantees import Approximate
 from ckptcore.handle import SaveHandle
 from ckptcore.keep import Best, Keep
 from ckptcore.nodes import Local
-from ckptcore.orbax_source import Orbax
-from ckptcore.safetensors import Safetensors
 from ckptcore.schedule import Every, Optimal
 from ckptcore.store import Storage
 from torchckpt.checkpointer import Checkpointer, open_run

@@ -7,7 +7,7 @@ from typing import Literal
 
 from ckptcore import checkpointer, run
 from ckptcore.events import Listener
-from ckptcore.foreign import Start
+from ckptcore.formats.foreign import Start
 from ckptcore.geometry import CHUNK_BYTES
 from ckptcore.guarantees import Derived
 from ckptcore.keep import Keep

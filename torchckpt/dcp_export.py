@@ -21,14 +21,14 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from ckptcore import dtypes
 from ckptcore.errors import CallError, CheckpointError, NotFound
-from ckptcore.exporting import Exported, Progress
-from ckptcore.foreign import Tensor
-from ckptcore.fresh_folder import fresh_folder
+from ckptcore.formats.exporting import Exported, Progress
+from ckptcore.formats.foreign import Tensor
+from ckptcore.formats.fresh_folder import fresh_folder
+from ckptcore.formats.renames import Names, Renames
 from ckptcore.geometry import Box
 from ckptcore.names import show_path
 from ckptcore.readable import Readable, StoredLeaf
 from ckptcore.records import ArrayLeaf
-from ckptcore.renames import Names, Renames
 from torchckpt import leaves
 
 
@@ -44,7 +44,7 @@ def export_dcp(
     """Write a component as a DCP checkpoint into the folder `path`, which must be absent or empty.
 
     `prefix` comes before each name: with `model.` it is loaded into `{"model": model.state_dict()}`. `names` are the rules
-    with which `DcpCheckpoint` would read it again (`ckptcore.renames`), applied backwards; a rule to None leaves out.
+    with which `DcpCheckpoint` would read it again (`ckptcore.formats.renames`), applied backwards; a rule to None leaves out.
     Values become objects that torch pickles; their types are Python's own. `progress` is told of bytes as they are read.
     Raises `CallError` for a folder that is not free, and for two leaves with one name; `UnsupportedLeaf` for a dtype that
     torch lacks; `DamageError` for bytes that differ from their digests; `StoreError`.

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 from ckptcore import dtypes
-from ckptcore.boxes_in_files import OpenFile, opened
 from ckptcore.errors import CheckpointError, Damaged, InvalidRecord, NotFound
-from ckptcore.foreign import HEAD_BYTES, Foreign, Tensor
+from ckptcore.formats.boxes_in_files import OpenFile, opened
+from ckptcore.formats.foreign import HEAD_BYTES, Foreign, Tensor
+from ckptcore.formats.renames import Names
 from ckptcore.geometry import SHOWN, Box
-from ckptcore.renames import Names
 from torchckpt import leaves
 from torchckpt.dcp_metadata import Chunk, StoredTensor, decode
 
@@ -33,7 +33,7 @@ class DcpCheckpoint(Foreign):
 
     `path`: the folder with `.metadata` in it. `prefix`: which tensors, and what is taken away from their names; `model.` for
     what was saved as `{"model": model.state_dict(), …}`, the empty text for a bare state dict. `names`: rules
-    from what is left to the component's names (`ckptcore.renames`). `cast`: the floating-point dtype that a run which
+    from what is left to the component's names (`ckptcore.formats.renames`). `cast`: the floating-point dtype that a run which
     starts from here takes; None takes what is stored. What is no tensor is left out. `allow_pickle`: where torch refuses to load
     a tensor with `weights_only=True`, load it all the same, which runs whatever code the file names: for files of your own only.
 

@@ -25,7 +25,7 @@ import torch
 from ckptcore import nested
 from ckptcore.components import PerRank, RankZero, unwrap
 from ckptcore.errors import CallError
-from ckptcore.foreign import Start
+from ckptcore.formats.foreign import Start
 from ckptcore.guarantees import Derived
 from ckptcore.keep import Keep
 from ckptcore.listing import Generation

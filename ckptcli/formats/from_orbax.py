@@ -8,7 +8,7 @@ import typer
 
 from ckptcli.formats.shared import Called, NewRun, Rules, Source, bring_in, rules
 from ckptcli.options import Json
-from ckptcore.orbax_source import Orbax
+from ckptcore.formats.orbax_source import Orbax
 
 Subtree = Annotated[
     str | None,

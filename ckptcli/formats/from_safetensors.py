@@ -6,7 +6,7 @@ import typer
 
 from ckptcli.formats.shared import Called, NewRun, Rules, Source, bring_in, rules
 from ckptcli.options import Json
-from ckptcore.safetensors import Safetensors
+from ckptcore.formats.safetensors import Safetensors
 
 
 def safetensors(

@@ -17,10 +17,10 @@ from ckptcli import text
 from ckptcli.options import named, settings
 from ckptcli.output import Advance, emit, progress
 from ckptcore.errors import CallError
-from ckptcore.exporting import Exported, array_bytes
-from ckptcore.foreign import Foreign
+from ckptcore.formats.exporting import Exported, array_bytes
+from ckptcore.formats.foreign import Foreign
+from ckptcore.formats.renames import Names
 from ckptcore.reader import Checkpoint
-from ckptcore.renames import Names
 
 Out = Annotated[str, typer.Argument(metavar="OUT", help="A path of the file system; there must be nothing yet.")]
 Component = Annotated[str, typer.Option("--component", metavar="NAME", help="Which component; `ckpt show` lists them.")]
@@ -152,7 +152,7 @@ def _line(written: Written) -> str:
 
 def bring_in(context: typer.Context, source: Foreign, url: str, *, as_json: bool) -> None:
     """Import a source, and print what came of it: one line."""
-    from ckptcore.importing import import_source  # noqa: PLC0415 - loads what only a save needs, and commands start fast
+    from ckptcore.formats.importing import import_source  # noqa: PLC0415 - loads what only a save needs, and commands start fast
 
     size = source.nbytes
     with progress("importing", size) as advance:

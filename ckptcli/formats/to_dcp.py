@@ -8,7 +8,7 @@ import typer
 
 from ckptcli.formats.shared import Component, Out, Rules, checkpoint_of, exported, reading, rules, tell, torch_part
 from ckptcli.options import Json, Url, Which
-from ckptcore.fresh_folder import check_free
+from ckptcore.formats.fresh_folder import check_free
 
 Prefix = Annotated[str, typer.Option(metavar="TEXT", help="What comes before each name: the empty text for a bare state dict.")]
 

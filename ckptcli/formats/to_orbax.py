@@ -6,8 +6,8 @@ import typer
 
 from ckptcli.formats.shared import Components, Out, checkpoint_of, chosen, exported, reading, tell
 from ckptcli.options import Json, Url, Which
-from ckptcore.fresh_folder import check_free
-from ckptcore.orbax_export import export_orbax
+from ckptcore.formats.fresh_folder import check_free
+from ckptcore.formats.orbax_export import export_orbax
 
 
 def orbax(

@@ -8,10 +8,10 @@ import typer
 
 from ckptcli.formats.shared import Component, Out, Rules, checkpoint_of, count_of_bytes, exported, reading, rules, tell
 from ckptcli.options import Json, Url, Which
-from ckptcore.exporting import Exported
-from ckptcore.fresh_folder import check_free
-from ckptcore.safetensors import Safetensors
-from ckptcore.safetensors_export import export_safetensors
+from ckptcore.formats.exporting import Exported
+from ckptcore.formats.fresh_folder import check_free
+from ckptcore.formats.safetensors import Safetensors
+from ckptcore.formats.safetensors_export import export_safetensors
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "f16": "float16", "fp32": "float32", "f32": "float32"}
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ckptcli import text
 from ckptcli.report.markup import element, escape, picture
 from ckptcli.report.scale import Linear
-from ckptcore.chronicle import Delivery
+from ckptcore.inspect.chronicle import Delivery
 from ckptcore.names import GenerationId
 
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 1000, 220, 64, 12, 40

@@ -14,8 +14,8 @@ from ckptcli import durations
 from ckptcli.options import Json, Url, settings
 from ckptcli.output import emit
 from ckptcli.report.page import page
-from ckptcore.chronicle import NEWEST, chronicle
 from ckptcore.errors import CallError
+from ckptcore.inspect.chronicle import NEWEST, chronicle
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag="report"):

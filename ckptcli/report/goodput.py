@@ -9,8 +9,8 @@ from ckptcli.durations import shown
 from ckptcli.report.markup import element, escape, facts, picture
 from ckptcli.report.scale import Linear
 from ckptcore import interval
-from ckptcore.chronicle import Chronicle
-from ckptcore.costs import Measured, measured
+from ckptcore.inspect.chronicle import Chronicle
+from ckptcore.inspect.costs import Measured, measured
 from ckptcore.interval import Costs
 
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 1000, 240, 64, 14, 40

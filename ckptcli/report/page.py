@@ -12,8 +12,8 @@ from ckptcli.report.bars import PHASES, bar, duration, longest, phases
 from ckptcli.report.goodput import goodput
 from ckptcli.report.markup import element, escape, facts, section, table
 from ckptcli.report.timeline import counts, timeline
-from ckptcore.chronicle import Chronicle, Delivery, Start
-from ckptcore.inventory import Entry
+from ckptcore.inspect.chronicle import Chronicle, Delivery, Start
+from ckptcore.inspect.inventory import Entry
 from ckptcore.records import Manifest
 
 RANKS = 64

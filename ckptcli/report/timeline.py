@@ -7,8 +7,8 @@ from datetime import datetime
 
 from ckptcli.report.markup import element, escape, picture
 from ckptcli.report.scale import Times
-from ckptcore.chronicle import Chronicle, Start
-from ckptcore.inventory import Entry
+from ckptcore.inspect.chronicle import Chronicle, Start
+from ckptcore.inspect.inventory import Entry
 from ckptcore.names import GenerationId
 
 WIDTH, LEFT, RIGHT, TOP, LANE = 1000, 64, 24, 14, 26

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from ckptcore.orbax_source import Orbax
+from ckptcore.formats.orbax_source import Orbax
 from ckptcore.run import open_run
 from tests.ckptcli.support import Ckpt
 from tests.ckptcore.support import checkpointer, same

@@ -8,12 +8,12 @@ import pytest
 import tensorstore as ts
 
 from ckptcore import names
-from ckptcore.collecting import collect, stored_bytes
 from ckptcore.errors import StoreUnavailable
 from ckptcore.history import read_run
 from ckptcore.incarnations import stored
 from ckptcore.keep import Keep
 from ckptcore.names import GenerationId
+from ckptcore.operate.collecting import collect, stored_bytes
 from ckptcore.run import open_run
 from ckptcore.store import Storage, open_store
 from tests.ckptcli.support import Ckpt

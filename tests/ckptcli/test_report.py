@@ -10,7 +10,7 @@ import pytest
 
 from ckptcli.report.scale import Linear, Times
 from ckptcli.report.timeline import MARKS
-from ckptcore.inventory import State
+from ckptcore.inspect.inventory import State
 from ckptcore.run import open_run
 from tests.ckptcli.support import Ckpt
 from tests.ckptcore.support import Job, checkpointer, file_store, state

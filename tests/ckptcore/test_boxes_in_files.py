@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptcore import boxes_in_files
-from ckptcore.boxes_in_files import opened, read_box
 from ckptcore.errors import Damaged, NotFound, StoreError
+from ckptcore.formats import boxes_in_files
+from ckptcore.formats.boxes_in_files import opened, read_box
 from ckptcore.geometry import Box
 from tests.ckptcore.support import memory_directory
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from ckptcore import names
-from ckptcore.chronicle import chronicle
 from ckptcore.filestore import FileStore
-from ckptcore.inventory import time_of
+from ckptcore.inspect.chronicle import chronicle
+from ckptcore.inspect.inventory import time_of
 from ckptcore.names import GenerationId
 from tests.ckptcore.support import Job, file_store, flip, memory_directory
 

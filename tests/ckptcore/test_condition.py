@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from ckptcore import ledger, locating, names, notes
+from ckptcore import ledger, names, notes
 from ckptcore.clock import Clock
-from ckptcore.condition import Condition, condition
 from ckptcore.errors import Damaged, NotFound
+from ckptcore.inspect import locating
+from ckptcore.inspect.condition import Condition, condition
 from ckptcore.names import GenerationId
 from tests.ckptcore.support import Job, file_store, flip, manifest, restored_step, state
 

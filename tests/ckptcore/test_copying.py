@@ -11,7 +11,6 @@ import tensorstore as ts
 
 from ckptcore import ledger, names, notes, records
 from ckptcore.clock import Clock
-from ckptcore.copying import Copied, Copier, contents
 from ckptcore.errors import (
     CallError,
     CheckpointError,
@@ -24,9 +23,10 @@ from ckptcore.errors import (
 )
 from ckptcore.history import History
 from ckptcore.names import GenerationId
+from ckptcore.operate.copying import Copied, Copier, contents
+from ckptcore.operate.transfer import Item, Pace, Transfer, batches
 from ckptcore.run import Run
 from ckptcore.store import Storage, Store, open_store
-from ckptcore.transfer import Item, Pace, Transfer, batches
 from tests.ckptcore.failing import Died, DyingStore, FaultyStore
 from tests.ckptcore.support import FakeClock, Job, check_commits, file_store, flip, restored_step, state
 

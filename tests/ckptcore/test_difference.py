@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckptcore import outline, streaming
-from ckptcore.difference import LeafChange, bytes_to_read, compare, compare_fields, measure, table
+from ckptcore.inspect import outline, streaming
+from ckptcore.inspect.difference import LeafChange, bytes_to_read, compare, compare_fields, measure, table
 from ckptcore.reader import Checkpoint
 from tests.ckptcore.support import Job, Sharded, file_store, manifest, state
 

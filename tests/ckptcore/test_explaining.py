@@ -10,9 +10,9 @@ import pytest
 from ckptcore import forks, ledger, names, notes
 from ckptcore.clock import Clock
 from ckptcore.errors import CheckpointError, StoreUnavailable
-from ckptcore.explaining import Outlook, outlook
 from ckptcore.history import History
 from ckptcore.incarnations import Incarnation
+from ckptcore.inspect.explaining import Outlook, outlook
 from ckptcore.names import GenerationId
 from ckptcore.store import Storage
 from tests.ckptcore.failing import FaultyStore

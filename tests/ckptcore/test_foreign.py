@@ -16,12 +16,12 @@ from ckptcore import names, posix
 from ckptcore.channel import Channel
 from ckptcore.checkpointer import Restored
 from ckptcore.errors import CallError, Damaged, NotFound, StoreError, StructureMismatch, UnsafeStore
+from ckptcore.formats.safetensors import Safetensors
+from ckptcore.formats.safetensors_export import export_safetensors
 from ckptcore.geometry import Box
 from ckptcore.history import read_run
 from ckptcore.readable import StoredLeaf
 from ckptcore.run import open_run
-from ckptcore.safetensors import Safetensors
-from ckptcore.safetensors_export import export_safetensors
 from tests.ckptcore.support import SHAPE, checkpointer, file_store, on_ranks, run_ranks, same, state, weights
 from tests.spec.checker import check_run
 

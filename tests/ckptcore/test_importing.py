@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from ckptcore import hosting
 from ckptcore.errors import CallError, Damaged, SaveFailed
-from ckptcore.foreign import Foreign, Tensor
+from ckptcore.formats import hosting
+from ckptcore.formats.foreign import Foreign, Tensor
+from ckptcore.formats.importing import import_source
+from ckptcore.formats.safetensors import Safetensors
 from ckptcore.geometry import Box
 from ckptcore.handle import SaveHandle
 from ckptcore.history import read_run
-from ckptcore.importing import import_source
 from ckptcore.run import open_run
-from ckptcore.safetensors import Safetensors
 from tests.ckptcore.support import checkpointer, file_store, same, state, weights
 from tests.spec.checker import check_run
 

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptcore import leaves, readable
+from ckptcore import readable
 from ckptcore.errors import CallError, NotFound
+from ckptcore.inspect import leaves
 from ckptcore.readable import StoredLeaf
 
 

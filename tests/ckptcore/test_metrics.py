@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ckptcore import metrics
 from ckptcore.errors import CallError
 from ckptcore.events import Event, tell
+from ckptcore.inspect.status import status
+from ckptcore.monitor import metrics
 from ckptcore.names import GenerationId
 from ckptcore.run import open_run
-from ckptcore.status import status
 from tests.ckptcore.support import Job, checkpointer, file_store, on_ranks, state
 from tests.ckptcore.training import train
 from tests.processes import ROOT
@@ -218,7 +218,7 @@ def test_every_metric_of_the_alert_rules_exists() -> None:
 def test_without_the_library_the_extra_is_named() -> None:
     program = (
         "import sys; sys.modules['prometheus_client'] = None\n"
-        "import ckptcore.observers, ckptcore.metrics\nckptcore.metrics.check_port(0)"
+        "import ckptcore.monitor.observers, ckptcore.monitor.metrics\nckptcore.monitor.metrics.check_port(0)"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1

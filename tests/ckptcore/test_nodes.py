@@ -15,16 +15,16 @@ from ckptcore.channel import Channel
 from ckptcore.checkpointer import Checkpointer, Restored
 from ckptcore.errors import CallError, CommitUnknown, SaveAborted, SaveFailed, StoreUnavailable
 from ckptcore.events import Event
-from ckptcore.explaining import outlook
 from ckptcore.filestore import FileStore
 from ckptcore.history import read_run
 from ckptcore.incarnations import undecided
-from ckptcore.inventory import inventory
+from ckptcore.inspect.explaining import outlook
+from ckptcore.inspect.inventory import inventory
+from ckptcore.inspect.status import status
 from ckptcore.match import Rules
 from ckptcore.names import GenerationId
 from ckptcore.nodes import Held, Local, NodeStore, nearby
 from ckptcore.reader import Checkpoint
-from ckptcore.status import status
 from ckptcore.store import Storage
 from tests.ckptcore.failing import FaultyStore
 from tests.ckptcore.support import (

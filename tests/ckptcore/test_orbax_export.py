@@ -15,9 +15,9 @@ from ckptcore.array_writer import DatabaseWriter
 from ckptcore.channel import Channel
 from ckptcore.components import PerRank
 from ckptcore.errors import CallError, Damaged, NotFound
-from ckptcore.exporting import Exported
+from ckptcore.formats.exporting import Exported
+from ckptcore.formats.orbax_export import export_orbax
 from ckptcore.geometry import Grid
-from ckptcore.orbax_export import export_orbax
 from ckptcore.run import open_run
 from ckptcore.store import open_store
 from tests.ckptcore.support import Sharded, checkpointer, on_ranks, same, state, weights
@@ -85,8 +85,8 @@ def test_values_become_what_orbax_has(place: Path) -> None:
 
 
 def test_large_arrays_keep_a_bounded_chunk(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ckptcore.exporting.CHUNK_BYTES", 64)
-    monkeypatch.setattr("ckptcore.streaming.BATCH_BYTES", 128)
+    monkeypatch.setattr("ckptcore.formats.exporting.CHUNK_BYTES", 64)
+    monkeypatch.setattr("ckptcore.inspect.streaming.BATCH_BYTES", 128)
 
     def body(link: Channel) -> None:
         with checkpointer(place / "run", link, derived=DECLARED) as saver:

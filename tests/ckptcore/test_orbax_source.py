@@ -15,10 +15,10 @@ import pytest
 
 from ckptcore import restore
 from ckptcore.errors import CallError, Damaged, DamageError, InvalidRecord, NotFound, StructureMismatch, UnsupportedFormat
+from ckptcore.formats.orbax_source import Orbax
 from ckptcore.geometry import Box
 from ckptcore.history import read_run
 from ckptcore.match import Rules
-from ckptcore.orbax_source import Orbax
 from tests.ckptcore.support import checkpointer, file_store, same, state, weights
 
 jax = pytest.importorskip("jax")

@@ -19,7 +19,7 @@ from ckptcore.history import History
 from ckptcore.incarnations import undecided
 from ckptcore.keep import Keep
 from ckptcore.names import GenerationId
-from ckptcore.recovery import recover
+from ckptcore.operate.recovery import recover
 from ckptcore.retention import Collector
 from ckptcore.saving import Saving
 from ckptcore.store import Store

@@ -15,7 +15,7 @@ from ckptcore.errors import NotFound, StoreUnavailable
 from ckptcore.history import History
 from ckptcore.incarnations import undecided
 from ckptcore.names import GenerationId
-from ckptcore.recovery import Undecided, recover
+from ckptcore.operate.recovery import Undecided, recover
 from ckptcore.store import Storage, Store, open_store
 from tests.ckptcore.failing import Died, DyingStore, FaultyStore, WrappedStore
 from tests.ckptcore.support import FakeClock, Job, check_commits, contents, file_store, restored_step

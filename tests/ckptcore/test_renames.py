@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptcore.errors import CallError, StructureMismatch
-from ckptcore.renames import Renames
+from ckptcore.formats.renames import Renames
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from ckptcore.filestore import FileStore
 from ckptcore.history import History, read_base
 from ckptcore.incarnations import undecided
 from ckptcore.names import GenerationId
-from ckptcore.rollback import NO_JOB, plan, roll_back
+from ckptcore.operate.rollback import NO_JOB, plan, roll_back
 from tests.ckptcore.failing import Died, DyingStore, FaultyStore
 from tests.ckptcore.support import FACTS, FakeClock, Job, check_commits, contents, file_store
 

@@ -16,10 +16,10 @@ from safetensors.numpy import save_file
 
 from ckptcore import dtypes, restore
 from ckptcore.errors import CallError, Damaged, DamageError, InvalidRecord, NotFound, StructureMismatch, UnsupportedFormat
+from ckptcore.formats.safetensors import Safetensors
+from ckptcore.formats.safetensors_header import DTYPES, MAX_HEADER_BYTES, parse
 from ckptcore.geometry import Box
 from ckptcore.match import Rules
-from ckptcore.safetensors import Safetensors
-from ckptcore.safetensors_header import DTYPES, MAX_HEADER_BYTES, parse
 
 TENSORS: dict[str, np.ndarray] = {
     "layers.0.weight": np.arange(24, dtype=np.float32).reshape(4, 6),

@@ -17,15 +17,16 @@ import safetensors
 from msgspec import structs
 from safetensors import safe_open
 
-from ckptcore import dtypes, foreign, readable, restore, safetensors_export
+from ckptcore import dtypes, readable, restore
 from ckptcore.errors import CallError, StructureMismatch, UnsupportedLeaf
+from ckptcore.formats import foreign, safetensors_export
+from ckptcore.formats.safetensors import Safetensors
+from ckptcore.formats.safetensors_export import export_safetensors
 from ckptcore.geometry import Box
 from ckptcore.match import Rules
 from ckptcore.names import Path
 from ckptcore.readable import StoredLeaf
 from ckptcore.run import open_run
-from ckptcore.safetensors import Safetensors
-from ckptcore.safetensors_export import export_safetensors
 from tests.ckptcore.support import checkpointer, same, state, weights
 
 TENSORS: dict[str, np.ndarray] = {

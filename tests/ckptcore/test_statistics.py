@@ -8,8 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ckptcore import dtypes, statistics
-from ckptcore.statistics import Apart, Statistics, Tally
+from ckptcore import dtypes
+from ckptcore.inspect import statistics
+from ckptcore.inspect.statistics import Apart, Statistics, Tally
 
 
 def of(array: np.ndarray, parts: int = 1) -> Statistics:

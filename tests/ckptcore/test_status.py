@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from ckptcore import costs, ledger, names, phases
-from ckptcore.chronicle import Delivery, chronicle
+from ckptcore import ledger, names, phases
 from ckptcore.errors import NotFound, SaveFailed
-from ckptcore.failures import failure
+from ckptcore.inspect import costs
+from ckptcore.inspect.chronicle import Delivery, chronicle
+from ckptcore.inspect.failures import failure
+from ckptcore.inspect.status import status
 from ckptcore.keep import Keep
 from ckptcore.names import GenerationId
 from ckptcore.proof import Refuted
 from ckptcore.run import open_run
-from ckptcore.status import status
 from tests.ckptcore.failing import FaultyStore
 from tests.ckptcore.support import FakeClock, Job, checkpointer, file_store, state
 from tests.ckptcore.training import train

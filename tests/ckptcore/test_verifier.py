@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
-from ckptcore import ledger, names, verifier
+from ckptcore import ledger, names
 from ckptcore.clock import Clock
 from ckptcore.errors import CallError
 from ckptcore.events import Event
 from ckptcore.history import History
+from ckptcore.monitor import verifier
+from ckptcore.monitor.observers import Observers
+from ckptcore.monitor.verifier import Verifier
 from ckptcore.names import GenerationId
-from ckptcore.observers import Observers
-from ckptcore.verifier import Verifier
 from tests.ckptcore.failing import FaultyStore
 from tests.ckptcore.support import Job, checkpointer, commits, file_store, flip, on_ranks, state
 

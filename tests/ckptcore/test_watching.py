@@ -12,9 +12,9 @@ from ckptcore import ledger, names
 from ckptcore.clock import Clock
 from ckptcore.errors import DeadlineExceeded
 from ckptcore.history import History
+from ckptcore.inspect.watching import watch
 from ckptcore.names import GenerationId
 from ckptcore.verify import Verification
-from ckptcore.watching import watch
 from tests.ckptcore.failing import FaultyStore
 from tests.ckptcore.support import FakeClock, Job, file_store, flip
 

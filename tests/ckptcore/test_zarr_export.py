@@ -12,8 +12,8 @@ import pytest
 from ckptcore import values
 from ckptcore.channel import Channel
 from ckptcore.errors import CallError
+from ckptcore.formats.zarr_export import export_zarr
 from ckptcore.run import open_run
-from ckptcore.zarr_export import export_zarr
 from tests.ckptcore.support import checkpointer, on_ranks, state, weights
 
 zarr = pytest.importorskip("zarr")

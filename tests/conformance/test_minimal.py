@@ -120,11 +120,11 @@ def _judged(path: Path) -> str:
 
 
 UNREAD = ("retired", "staged")
-"""Kinds of records that a reader does not look into."""
+"""Kinds of records that a reader does not look into: they are there or not."""
 
 
 def test_examples_are_accepted_and_refused() -> None:
-    """But for a failed receipt, which is no part of a checkpoint, retired records, whose presence is all that counts, and data on nodes."""
+    """But for a failed receipt, which is no part of a checkpoint, and for kinds whose presence is all that counts."""
     valid = {
         f"{path.parent.name}/{path.stem}": _judged(path)
         for path in (V1 / "examples" / "valid").glob("*/*.json")

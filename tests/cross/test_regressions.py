@@ -18,7 +18,7 @@ import torchckpt
 from ckptcore.convert import Adam, AdamW, flax_to_torch, torch_to_flax
 from ckptcore.convert.naming import Names
 from ckptcore.errors import CallError, Damaged, InvalidRecord, NotFound, StructureMismatch
-from ckptcore.safetensors import Safetensors
+from ckptcore.formats.safetensors import Safetensors
 from tests.cross.support import in_torch, init, module, params, save, trained, weight
 from torchckpt.dcp_metadata import _dtype, _size
 from torchckpt.inert import Made, Named, Pairs

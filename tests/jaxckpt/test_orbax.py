@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxckpt
-from ckptcore.orbax_export import export_orbax
+from ckptcore.formats.orbax_export import export_orbax
 from ckptcore.run import open_run
 from tests.jaxckpt.procs import run_job
 from tests.jaxckpt.runs import assert_same_leaf, bits, checkpointer, save

@@ -14,9 +14,9 @@ from jax.sharding import PartitionSpec as P
 from safetensors.numpy import save_file
 
 from ckptcore.errors import CallError
+from ckptcore.formats.safetensors import Safetensors
 from ckptcore.geometry import Box
 from ckptcore.readable import StoredLeaf
-from ckptcore.safetensors import Safetensors
 from jaxckpt import open_run
 from tests.jaxckpt.runs import checkpointer, save
 

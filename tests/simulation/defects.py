@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from ckptcore import incarnations, ledger, names, recovery, retention, writer
+from ckptcore import incarnations, ledger, names, retention, writer
 from ckptcore.array_writer import DatabaseWriter
 from ckptcore.coordinator import Coordinator
 from ckptcore.errors import SaveAborted, SaveFailed, StoreUnavailable, Superseded
@@ -16,6 +16,7 @@ from ckptcore.incarnations import Opening, undecided
 from ckptcore.keep import Keep
 from ckptcore.names import GenerationId
 from ckptcore.objectstore import ObjectStore
+from ckptcore.operate import recovery
 from ckptcore.proof import Refuted
 from ckptcore.records import Abort, clip
 from ckptcore.retention import Collector

@@ -16,10 +16,10 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
 
 from ckptcore import restore
 from ckptcore.errors import CallError, Damaged, NotFound, UnsupportedLeaf
+from ckptcore.formats.importing import import_source
+from ckptcore.formats.orbax_export import export_orbax
 from ckptcore.geometry import Box
-from ckptcore.importing import import_source
 from ckptcore.match import Rules
-from ckptcore.orbax_export import export_orbax
 from ckptcore.readable import StoredLeaf
 from ckptcore.reader import Checkpoint
 from ckptcore.run import open_run

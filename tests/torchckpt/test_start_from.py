@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed import checkpoint as dcp
 
 from ckptcore.errors import StructureMismatch
-from ckptcore.safetensors import Safetensors
+from ckptcore.formats.safetensors import Safetensors
 from tests.torchckpt import models
 from tests.torchckpt.procs import run_job
 from tests.torchckpt.runs import checkpointer, save
@@ -21,7 +21,7 @@ from torchckpt.dcp_source import DcpCheckpoint
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 START = """
-from ckptcore.safetensors import Safetensors
+from ckptcore.formats.safetensors import Safetensors
 from tests.torchckpt.models import adamw, assert_expected, filled
 from tests.torchckpt.runs import checkpointer
 from torchckpt.dcp_source import DcpCheckpoint

@@ -19,7 +19,7 @@ from ckptcore.nodes import Local
 from ckptcore.reader import Checkpoint
 from ckptcore.run import Run
 from ckptcore.session import Session, open_session
-from ckptcore.staging import Finishing
+from ckptcore.uploads import Finishing
 from ckptcore.store import Store, open_store
 from ckptcore.verify import check_whole
 

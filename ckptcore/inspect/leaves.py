@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from ckptcore import statistics
 from ckptcore.errors import CallError, NotFound
 from ckptcore.geometry import Box
+from ckptcore.inspect import statistics
 from ckptcore.names import show_path
 from ckptcore.readable import StoredLeaf
 

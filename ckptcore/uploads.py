@@ -34,7 +34,7 @@ _Part = tuple[GenerationId, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Staging:
+class Uploading:
     """What one rank does between its data and its receipt: it is called with the receipt that will be put."""
 
     node: NodeStore

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from ckptcore import posix
 from ckptcore.errors import CallError
-from ckptcore.foreign import absolute
+from ckptcore.formats.foreign import absolute
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://")
 

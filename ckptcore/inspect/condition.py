@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ckptcore import findings, names, proving, records
+from ckptcore import names, records
 from ckptcore.errors import DamageError, NotFound, Retired
-from ckptcore.findings import Finding
 from ckptcore.history import History
 from ckptcore.incarnations import stored
+from ckptcore.inspect import findings, proving
+from ckptcore.inspect.findings import Finding
+from ckptcore.inspect.locating import chunks_of
 from ckptcore.ledger import Decided
-from ckptcore.locating import chunks_of
 from ckptcore.names import GenerationId
 from ckptcore.reader import Checkpoint
 from ckptcore.store import Store

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from ckptcore.boxes_in_files import OpenFile, Stamp, opened, read_box
 from ckptcore.errors import CallError, Damaged, InvalidRecord, NotFound
-from ckptcore.foreign import HEAD_BYTES, Foreign, Tensor
+from ckptcore.formats.boxes_in_files import OpenFile, Stamp, opened, read_box
+from ckptcore.formats.foreign import HEAD_BYTES, Foreign, Tensor
+from ckptcore.formats.renames import Names
+from ckptcore.formats.safetensors_header import LENGTH_BYTES, MAX_HEADER_BYTES, Slot, header_length, parse, parse_index
 from ckptcore.geometry import Box
-from ckptcore.renames import Names
-from ckptcore.safetensors_header import LENGTH_BYTES, MAX_HEADER_BYTES, Slot, header_length, parse, parse_index
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
@@ -42,7 +42,7 @@ class Safetensors(Foreign):
 
     `path`: a `.safetensors` file, an `*.index.json`, or a directory that has one of them (`model.safetensors` and
     `model.safetensors.index.json` first). Of several files those tensors count that the index lists. `names`: rules from the
-    names in the files to the component's, such as `{"model.layers.*": "layers.*", "lm_head": None}` (`ckptcore.renames`).
+    names in the files to the component's, such as `{"model.layers.*": "layers.*", "lm_head": None}` (`ckptcore.formats.renames`).
     `cast`: the floating-point dtype that a run which starts from here takes; None takes what is stored, and a target of another
     dtype is refused.
 

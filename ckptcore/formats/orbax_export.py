@@ -30,8 +30,8 @@ from ckptcore import dtypes, orbax_view
 from ckptcore.array_spec import StoredArray
 from ckptcore.array_writer import DatabaseWriter
 from ckptcore.errors import CallError, NotFound
-from ckptcore.exporting import Exported, Progress, read_in_parts, regular
-from ckptcore.fresh_folder import fresh_folder
+from ckptcore.formats.exporting import Exported, Progress, read_in_parts, regular
+from ckptcore.formats.fresh_folder import fresh_folder
 from ckptcore.geometry import Grid
 from ckptcore.names import Path, show_path
 from ckptcore.orbax_view import EMPTY, Keys, TreePath

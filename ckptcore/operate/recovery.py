@@ -9,14 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ckptcore import names, proving, records
+from ckptcore import names, records
 from ckptcore.clock import Clock
 from ckptcore.coordinator import Coordinator
 from ckptcore.errors import CommitUnknown, DamageError, StoreError, Superseded, UnsafeStore
 from ckptcore.events import Listener
-from ckptcore.findings import Finding
 from ckptcore.history import read_base, read_run
 from ckptcore.incarnations import newest_claimed, undecided
+from ckptcore.inspect import proving
+from ckptcore.inspect.findings import Finding
 from ckptcore.ledger import Decided
 from ckptcore.names import GenerationId
 from ckptcore.proof import Proven, Refuted

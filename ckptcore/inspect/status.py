@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from ckptcore import ledger, phases
-from ckptcore.chronicle import deliveries
 from ckptcore.clock import Clock
 from ckptcore.errors import DamageError
-from ckptcore.failures import failure
 from ckptcore.history import read_run
 from ckptcore.incarnations import stored
-from ckptcore.inventory import Entry, inventory
+from ckptcore.inspect.chronicle import deliveries
+from ckptcore.inspect.failures import failure
+from ckptcore.inspect.inventory import Entry, inventory
 from ckptcore.names import GenerationId
 from ckptcore.reader import Checkpoint
 from ckptcore.store import Store
@@ -65,7 +65,7 @@ class Status:
     `committed`, `verified`: the newest that a job could go on from, and the newest of these that a verification found whole.
     `on_nodes`: a newer one that is whole on the nodes, and not durable yet; a job that is started there goes on from it.
     `steps_at_risk`: steps after `committed` that a save under way has already seen, None where there is none: at least these
-    would be done again. `failures`: aborted saves by kind (`ckptcore.failures`). `states`: generations by state.
+    would be done again. `failures`: aborted saves by kind (`ckptcore.inspect.failures`). `states`: generations by state.
     """
 
     url: str

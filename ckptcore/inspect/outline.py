@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from ckptcore.difference import nbytes
+from ckptcore.inspect.difference import nbytes
 from ckptcore.names import PathElement, show_path
 from ckptcore.readable import StoredLeaf
 from ckptcore.records import ArrayLeaf

@@ -8,7 +8,7 @@ from ckptcore import names, records
 from ckptcore.array_spec import CHECKSUM_BYTES, OCDBT_CONFIG
 from ckptcore.digests import check
 from ckptcore.errors import DamageError
-from ckptcore.findings import Finding
+from ckptcore.inspect.findings import Finding
 from ckptcore.readable import StoredLeaf
 from ckptcore.reader import Checkpoint
 from ckptcore.storereads import bounded_bytes

@@ -10,7 +10,7 @@ from ckptcore import names, records
 from ckptcore.digests import check
 from ckptcore.errors import DamageError
 from ckptcore.history import History
-from ckptcore.inventory import Entry, inventory, time_of
+from ckptcore.inspect.inventory import Entry, inventory, time_of
 from ckptcore.names import GenerationId
 from ckptcore.reader import Checkpoint
 from ckptcore.store import Store

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ckptcore import findings, forks, names, proving
+from ckptcore import forks, names
 from ckptcore.errors import CheckpointError, DamageError, UnsupportedFormat
-from ckptcore.findings import Finding
 from ckptcore.history import History
 from ckptcore.incarnations import never_a_checkpoint, undecided
+from ckptcore.inspect import findings, proving
+from ckptcore.inspect.findings import Finding
 from ckptcore.ledger import Decided
 from ckptcore.names import GenerationId
 from ckptcore.reader import Checkpoint

@@ -11,10 +11,10 @@ import numpy as np
 from ckptcore import dtypes
 from ckptcore.array_spec import StoredArray
 from ckptcore.geometry import CHUNK_BYTES, Grid
+from ckptcore.inspect.streaming import batches
 from ckptcore.readable import StoredLeaf
 from ckptcore.reader import Checkpoint
 from ckptcore.records import ArrayLeaf
-from ckptcore.streaming import batches
 
 Progress = Callable[[int], object]
 """Told of array bytes as they are read."""

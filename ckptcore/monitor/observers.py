@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ckptcore import metrics
 from ckptcore.errors import CallError
 from ckptcore.events import Event, Listener
+from ckptcore.monitor import metrics
+from ckptcore.monitor.verifier import Verifier
 from ckptcore.names import GenerationId
 from ckptcore.store import Store
-from ckptcore.verifier import Verifier
 
 
 class Observers:

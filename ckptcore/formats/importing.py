@@ -13,9 +13,9 @@ from ckptcore import names
 from ckptcore.checkpointer import Checkpointer
 from ckptcore.components import kind_of
 from ckptcore.errors import CallError
-from ckptcore.foreign import Source
+from ckptcore.formats.foreign import Source
+from ckptcore.formats.hosting import Hosting
 from ckptcore.history import History
-from ckptcore.hosting import Hosting
 from ckptcore.records import Manifest
 from ckptcore.store import Storage, Store, open_store
 

@@ -13,12 +13,12 @@ from typing import Any, Literal
 import msgspec
 
 from ckptcore import dtypes
-from ckptcore.leaves import as_text, path_of
+from ckptcore.inspect.leaves import as_text, path_of
+from ckptcore.inspect.statistics import Apart
+from ckptcore.inspect.streaming import batches, logical
 from ckptcore.readable import StoredLeaf
 from ckptcore.reader import Checkpoint
 from ckptcore.records import ArrayLeaf, Manifest
-from ckptcore.statistics import Apart
-from ckptcore.streaming import batches, logical
 
 Change = Literal["only-left", "only-right", "kind", "dtype", "shape", "keys", "value", "elements", "unknown", "equal"]
 """`keys`: random keys of another implementation; `unknown`: the digests cannot tell, since the arrays are cut differently."""

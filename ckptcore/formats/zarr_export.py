@@ -26,8 +26,8 @@ import tensorstore as ts
 from ckptcore import dtypes, names, values
 from ckptcore.array_spec import Piece, answer, write_error
 from ckptcore.errors import CallError, NotFound
-from ckptcore.exporting import Exported, Progress, read_in_parts, regular
-from ckptcore.fresh_folder import fresh_folder
+from ckptcore.formats.exporting import Exported, Progress, read_in_parts, regular
+from ckptcore.formats.fresh_folder import fresh_folder
 from ckptcore.readable import StoredLeaf
 from ckptcore.reader import Checkpoint
 from ckptcore.records import ArrayLeaf

@@ -23,15 +23,16 @@ from uuid import uuid4
 
 import numpy as np
 
-from ckptcore import dtypes, posix, safetensors_header
+from ckptcore import dtypes, posix
 from ckptcore.errors import CallError, StructureMismatch
-from ckptcore.foreign import Tensor, absolute, pieces
+from ckptcore.formats import safetensors_header
+from ckptcore.formats.foreign import Tensor, absolute, pieces
+from ckptcore.formats.renames import Names, Renames
+from ckptcore.formats.safetensors import INDEX_SUFFIX, SUFFIX
 from ckptcore.match import cast_name, is_floating
 from ckptcore.names import show_path
 from ckptcore.readable import Readable, StoredLeaf
 from ckptcore.records import ArrayLeaf
-from ckptcore.renames import Names, Renames
-from ckptcore.safetensors import INDEX_SUFFIX, SUFFIX
 
 MAX_SHARD_BYTES = 5_000_000_000
 """The most bytes of tensors in one of several files, unless somebody asks for another number."""
@@ -65,7 +66,7 @@ def export_safetensors(
 
     `path`: one file, if it ends in `.safetensors`; else a directory, which gets `model.safetensors`, or several files of
     at most `max_shard_bytes` each with `model.safetensors.index.json`. `names`: the rules with which the files
-    would be read again: from the names in the files to the component's (`ckptcore.renames`). They are applied backwards;
+    would be read again: from the names in the files to the component's (`ckptcore.formats.renames`). They are applied backwards;
     a rule to None leaves out what it matches of the component. `dtype`: floating-point arrays are cast to it. An array
     that is tied to another is not written twice, but under its own name where the other is left out. Nothing is overwritten.
     `progress` is told of stored bytes as they are read.

@@ -20,8 +20,8 @@ from typing import Any, Literal
 
 from ckptcore.errors import CallError
 from ckptcore.events import Event, log
-from ckptcore.failures import failure
-from ckptcore.status import Newest, Status
+from ckptcore.inspect.failures import failure
+from ckptcore.inspect.status import Newest, Status
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from ckptcore import proving, records
+from ckptcore import records
 from ckptcore.chosen import named
 from ckptcore.clock import Clock
 from ckptcore.errors import CheckpointError, DamageError, NotFound
 from ckptcore.events import Listener
 from ckptcore.history import History
 from ckptcore.incarnations import Incarnation, Opening, newest_claimed, undecided
+from ckptcore.inspect import proving
+from ckptcore.inspect.proving import Verdict
 from ckptcore.ledger import manifest_of
 from ckptcore.names import GenerationId, claim_key
 from ckptcore.probe import probe
-from ckptcore.proving import Verdict
 from ckptcore.reader import Checkpoint
 from ckptcore.records import StoreFacts
 from ckptcore.store import Store

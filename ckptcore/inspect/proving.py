@@ -10,7 +10,7 @@ from ckptcore.coordinator import Coordinator
 from ckptcore.digests import digest
 from ckptcore.errors import CheckpointError, DamageError
 from ckptcore.events import shorten
-from ckptcore.findings import Finding
+from ckptcore.inspect.findings import Finding
 from ckptcore.ledger import Decided
 from ckptcore.names import GenerationId
 from ckptcore.proof import Proven, Refuted

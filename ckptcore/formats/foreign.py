@@ -22,12 +22,12 @@ import numpy as np
 
 from ckptcore import canonical, digests, dtypes, readable, records, values
 from ckptcore.errors import CallError, NotFound
+from ckptcore.formats.renames import Names, Renames
 from ckptcore.geometry import Box
 from ckptcore.match import cast_name
 from ckptcore.names import Path, array_name, check_component
 from ckptcore.readable import Readable, StoredLeaf
 from ckptcore.records import ArrayLeaf
-from ckptcore.renames import Names, Renames
 
 HEAD_BYTES = 4096
 """Of each tensor, the bytes that are part of a source's digest: they tell two models of one architecture apart."""
@@ -56,7 +56,9 @@ def as_source(start: Source) -> Source:
     """`start`, which a caller takes for a `Source`. Raises `CallError` when it is none."""
     if not callable(getattr(start, "describe", None)):
         kind = type(start).__name__
-        raise CallError(f"start_from is {kind}: expected the URL of a run, or a source such as ckptcore.safetensors.Safetensors")
+        raise CallError(
+            f"start_from is {kind}: expected the URL of a run, or a source such as ckptcore.formats.safetensors.Safetensors"
+        )
     return start
 
 
@@ -78,7 +80,7 @@ class Foreign(ABC):
     """Tensors in files of another format, as one component; under torch's names, unless the format says otherwise.
 
     `path`: where the checkpoint lies. `component`: what its tensors are to be called together. `names`: rules from the
-    names in the files to the component's (`ckptcore.renames`). `cast`: the floating-point dtype that a run which starts
+    names in the files to the component's (`ckptcore.formats.renames`). `cast`: the floating-point dtype that a run which starts
     from here takes; None takes what is stored.
     """
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from ckptcore.chronicle import Delivery
+from ckptcore.inspect.chronicle import Delivery
 from ckptcore.names import GenerationId
 
 

@@ -16,10 +16,10 @@ from ckptcore.errors import CallError, Damaged, DamageError, InvalidRecord, NotF
 from ckptcore.history import History
 from ckptcore.ledger import Decided, manifest_of
 from ckptcore.names import GenerationId
+from ckptcore.operate.transfer import Item, Pace, Transfer
 from ckptcore.reader import Checkpoint
 from ckptcore.store import Store
 from ckptcore.storereads import bounded_bytes, record_bytes
-from ckptcore.transfer import Item, Pace, Transfer
 
 _OF_THE_BYTES = ("verified-", "damaged-")
 """Notes about the bytes of the original: those of a copy are its own, and were verified when it was made."""

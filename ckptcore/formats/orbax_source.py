@@ -17,16 +17,17 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 
-from ckptcore import canonical, dtypes, orbax_folder, orbax_metadata, posix
+from ckptcore import canonical, dtypes, posix
 from ckptcore.array_spec import MANIFEST, answer, read_error
-from ckptcore.boxes_in_files import opened
 from ckptcore.errors import Damaged, InvalidRecord, NotFound, UnsupportedFormat
-from ckptcore.foreign import HEAD_BYTES, Foreign, Tensor, pieces
+from ckptcore.formats import orbax_folder, orbax_metadata
+from ckptcore.formats.boxes_in_files import opened
+from ckptcore.formats.foreign import HEAD_BYTES, Foreign, Tensor, pieces
+from ckptcore.formats.orbax_metadata import Entry, Tree
+from ckptcore.formats.renames import Names
 from ckptcore.geometry import SHOWN, Box
 from ckptcore.names import Path, PathElement
-from ckptcore.orbax_metadata import Entry, Tree
 from ckptcore.orbax_view import METADATA
-from ckptcore.renames import Names
 
 MAX_METADATA_BYTES = 256 << 20
 """The most bytes of a tree's description."""
@@ -50,7 +51,7 @@ class Orbax(Foreign):
     step, the newest by default. `item`: which item; by default the only one, or `default`, or `state`. `component`: what the
     leaves are to be called together. `subtree`: which leaves, by the keys on the way to them with dots between (`params`, or
     `model.encoder`); by default those below the component's name, the empty text for all. `names`: rules from the names
-    below there, with dots, to the component's (`ckptcore.renames`). `cast`: the floating-point dtype that a run which
+    below there, with dots, to the component's (`ckptcore.formats.renames`). `cast`: the floating-point dtype that a run which
     starts from here takes; None takes what is stored.
 
     Paths stay as they are: keys of dicts, indexes of lists. Python's numbers, texts and empty nodes are values, arrays of random

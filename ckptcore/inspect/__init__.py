@@ -1,0 +1,1 @@
+"""Looking into a run: what is there, what became of it, what could be resumed from, and why. Reads only."""

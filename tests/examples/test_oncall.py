@@ -1,0 +1,87 @@
+"""What `docs/oncall.md` shows is what the command prints, on runs that are in just that trouble."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ckptcli import app
+from ckptcore.errors import Superseded
+from tests.ckptcore.support import memory_directory
+from tests.examples.guides import DOCS, blocks
+from tests.examples.trouble import RUNS, job
+
+
+def sections() -> dict[str, list[tuple[str, list[str]]]]:
+    """By the name of the run, the commands in order, each with the lines that are shown."""
+    found: dict[str, list[tuple[str, list[str]]]] = {}
+    for block in blocks("oncall.md", "console"):
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            command, *shown = part.splitlines()
+            (name,) = re.findall(r"/runs/([a-z-]+)", command)
+            found.setdefault(name, []).append((command, shown))
+    return found
+
+
+SECTIONS = sections()
+
+
+@pytest.fixture(name="runs")
+def _runs() -> Iterator[Path]:
+    with memory_directory() as folder:
+        yield folder
+
+
+def pattern(shown: list[str]) -> str:
+    """`…` in a line stands for any part of it, alone for any lines. How wide a column is depends on what it holds."""
+    lines = ["(?:[^\n]*\n)*?" if line == "…" else _line(line) + "\n" for line in shown]
+    return "".join(lines)
+
+
+def _line(shown: str) -> str:
+    words = [".*".join(map(re.escape, word.split("…"))) for word in shown.split()]
+    return r"[ ]*" + r"[ ]+".join(words) + r"[ ]*"
+
+
+@pytest.mark.parametrize("name", sorted(SECTIONS))
+def test_what_is_shown_is_what_is_printed(name: str, runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    RUNS[name](runs / name)
+    for command, shown in SECTIONS[name]:
+        capfd.readouterr()
+        app.main(shlex.split(command.replace("/runs/", f"{runs}/"))[1:])
+        printed = capfd.readouterr()
+        assert printed.err == ""
+        assert re.fullmatch(pattern(shown), printed.out.replace(f"{runs}/", "/runs/")), f"{command}\n{printed.out}"
+
+
+def test_every_kind_of_trouble_is_shown() -> None:
+    assert SECTIONS.keys() == RUNS.keys()
+    assert sum(len(commands) for commands in SECTIONS.values()) > 15
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "fits"),
+    [
+        (["a … c"], "  a b  c\n", True),
+        (["a … c"], "a b d\n", False),
+        (["…", "b"], "a\nb\n", True),
+        (["…", "b"], "a\n", False),
+        (["a"], "a\nb\n", False),
+    ],
+)
+def test_the_comparison_can_fail(shown: list[str], printed: str, fits: bool) -> None:  # noqa: FBT001
+    assert bool(re.fullmatch(pattern(shown), printed)) is fits
+
+
+def test_what_a_superseded_job_says(runs: Path) -> None:
+    older = job(runs / "run", 10000)
+    job(runs / "run")
+    with pytest.raises(Superseded) as told:
+        older.save(20000)
+    shown = re.sub(r"\s+", " ", (DOCS / "oncall.md").read_text())
+    said = re.sub(r"000001-\S+:", "…:", str(told.value)).partition(". Stop")[0]
+    assert f"`{said}`" in shown
