@@ -171,7 +171,7 @@ def _merged(each: Finding, ranks: str, reason: str, count: int) -> Finding:
         return each
     return Finding(
         kind=each.kind,
-        text=f"no receipts from ranks {ranks}" + (f": {reason}" if reason else ""),
+        text=f"no receipt from {ranks}" + (f": {reason}" if reason else ""),
         clause=each.clause,
         generation=each.generation,
     )

@@ -125,9 +125,7 @@ def _table(entries: Sequence[Entry], now: datetime) -> RenderableType:
 
 def _notes(entry: Entry) -> str:
     parts = (
-        [f"no receipt from rank {text.ranks(entry.missing)} of {entry.participants}"]
-        if entry.missing and entry.participants
-        else []
+        [f"no receipt from {text.ranks(entry.missing)} of {entry.participants}"] if entry.missing and entry.participants else []
     )
     parts += [text.first_line(entry.reason)] if entry.reason else []
     parts += ["pinned"] if entry.listed.pinned else []

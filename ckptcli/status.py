@@ -224,5 +224,5 @@ def _backlog(backlog: core.Backlog) -> str:
 
 
 def _undecided(each: Undecided) -> str:
-    lack = f"no receipt from rank {text.ranks(each.missing)} of {each.participants}" if each.missing else "all receipts are there"
+    lack = f"no receipt from {text.ranks(each.missing)} of {each.participants}" if each.missing else "all receipts are there"
     return f"{each.generation}, {lack}"

@@ -37,7 +37,7 @@ def age(at: datetime | None, now: datetime) -> str:
 
 
 def ranks(numbers: Sequence[int], most: int = 6) -> str:
-    """Ranks as ranges: `0-3, 7`; after `most` of them, how many more."""
+    """Ranks as ranges: `rank 7`, `ranks 0-3, 7`; after `most` of them, how many more."""
     ranges: list[list[int]] = []
     for number in sorted(numbers):
         if ranges and number == ranges[-1][1] + 1:
@@ -45,7 +45,11 @@ def ranks(numbers: Sequence[int], most: int = 6) -> str:
         else:
             ranges.append([number, number])
     shown = [f"{first}" if first == last else f"{first}-{last}" for first, last in ranges]
-    return ", ".join(shown[:most]) + (f" and {len(shown) - most} more" if len(shown) > most else "")
+    return (
+        ("rank " if len(numbers) == 1 else "ranks ")
+        + ", ".join(shown[:most])
+        + (f" and {len(shown) - most} more" if len(shown) > most else "")
+    )
 
 
 def plain(stored: str) -> str:

@@ -142,7 +142,7 @@ def _render(
         made.add_row(Text(name, style="bold"), Text(told, style="bold"), Text(text.size(entry.bytes), style="bold"))
         for ranks, leaves in copies:
             if ranks is not None:
-                made.add_row(f"rank {text.ranks(ranks)}" + (", each" if len(ranks) > 1 else ""))
+                made.add_row(text.ranks(ranks) + (", each" if len(ranks) > 1 else ""))
             for branch, node in outline(name, leaves).lines(depth):
                 made.add_row(branch + text.plain(node.label), *_columns(node))
             if leaves and not leaves[0].record.path:

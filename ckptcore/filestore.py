@@ -128,7 +128,7 @@ class FileStore:
         # TensorStore would follow a link and wait for a FIFO.
         self._retry(f"look at {prefix}", lambda: posix.check_tree(path))
         # Without locks it renames a fsynced temporary file: never torn, and nothing waits for the lock
-        # of a killed process. One process writes one database, so that no lock is needed.
+        # of a killed process. Who else writes to a database writes the same files (spec: N-6), so that no lock is needed.
         return {"driver": "file", "path": path + "/", "file_io_locking": {"mode": "none"}}
 
     def _retry(self, what: str, call: Callable[[], Result]) -> Result:

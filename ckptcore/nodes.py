@@ -18,7 +18,7 @@ from ckptcore import names, records
 from ckptcore.array_spec import MANIFEST, answer, write_error
 from ckptcore.clock import Clock
 from ckptcore.digests import digest
-from ckptcore.errors import CallError, Damaged, DamageError
+from ckptcore.errors import CallError, Damaged, DamageError, StoreError
 from ckptcore.names import GenerationId
 from ckptcore.records import Receipt
 from ckptcore.store import Store, open_store
@@ -107,8 +107,8 @@ class NodeStore:
     def upload(self, store: Store, held: Held) -> int:
         """Copy the files to the run's store and make them durable there (N-5). Returns how many bytes were copied.
 
-        Files that are there with their size are not copied again: nobody else writes below this prefix. The receipt is
-        the caller's to put.
+        Files that are there with their size are not copied again: whoever writes below this prefix copies the same files, and
+        TensorStore gives a file its name only when it is whole and durable. The receipt is the caller's to put.
         """
         if not held.receipt.files:
             return 0
@@ -119,7 +119,7 @@ class NodeStore:
             key = held.prefix + file.path
             if has_size(store, key, file.size):
                 continue
-            data = self.store.get(key)
+            data = self._read(key)
             if data is None or len(data) != file.size:
                 raise Damaged(f"{key} in {self.store.url} has changed: something else deletes or writes files of this node store")
             answer(target.write(file.path, data), key, write_error)
@@ -127,6 +127,12 @@ class NodeStore:
             self._hold_back(copied, started)
         store.sync(held.prefix)
         return copied
+
+    def _read(self, key: str) -> bytes | None:
+        try:
+            return self.store.get(key)
+        except StoreError as error:
+            raise Damaged(f"{key} on the node cannot be read: {error}") from error
 
     def _hold_back(self, copied: int, started: float) -> None:
         if self.local.upload_limit is not None:

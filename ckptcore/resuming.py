@@ -13,7 +13,7 @@ from ckptcore.backend import Backend, Target
 from ckptcore.channel import Channel
 from ckptcore.chosen import named
 from ckptcore.clock import Clock
-from ckptcore.errors import CallError, CheckpointError, DamageError, ForkRequired
+from ckptcore.errors import CallError, CheckpointError, DamageError, ForkRequired, StoreError
 from ckptcore.events import Event, Listener, log, shorten, tell
 from ckptcore.formats.foreign import Start
 from ckptcore.history import History
@@ -146,7 +146,7 @@ class Resumer:
         if near is not None:
             try:
                 return Resumed(base, found(Checkpoint(near, base)))
-            except DamageError as error:  # of the copy; the store has the checkpoint itself
+            except (DamageError, StoreError) as error:  # of the copy; the store has the checkpoint itself
                 log.warning("what the node has of %s is passed over: %s", base.generation, shorten(error))
         return Resumed(base, found(Checkpoint(self.store, base)))
 

@@ -31,7 +31,7 @@ from ckptcore.proof import Refuted, show_ranks
 from ckptcore.records import Abort
 from ckptcore.retention import Collector
 from ckptcore.store import Store
-from ckptcore.uploads import Uploading
+from ckptcore.uploads import UPLOAD_TIMEOUT, Uploading
 from ckptcore.writer import Identity, Shard
 
 GRACE = DECISION_TIMEOUT + 60.0
@@ -143,7 +143,8 @@ class Saving:
         """Wait for the ledger record that rank 0, or whoever takes over, puts."""
         identity = self.shard.identity
         failure: StoreUnavailable | None = None
-        for _ in self.clock.polls(self.timeout + GRACE):
+        patience = self._patience()
+        for _ in self.clock.polls(patience):
             try:
                 decided = ledger.read(self.store, identity.run_id, identity.generation)
                 if decided is not None:
@@ -160,9 +161,13 @@ class Saving:
         lack = f"the store does not answer ({failure})" if failure else self._lack()
         self._tell("undecided", lack)
         raise CommitUnknown(
-            f"no decision about {identity.generation} after {self.timeout + GRACE:g} s: {lack}."
+            f"no decision about {identity.generation} after {patience:g} s: {lack}."
             " The next start of the job settles it; it may still become a checkpoint."
         ) from failure
+
+    def _patience(self) -> float:
+        """Seconds until rank 0 has decided for certain, if it lives: it may be uploading still."""
+        return self.timeout + GRACE + (UPLOAD_TIMEOUT if self.node is not None else 0.0)
 
     def _lack(self) -> str:
         identity = self.shard.identity

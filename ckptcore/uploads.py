@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,7 +12,7 @@ from ckptcore.channel import Channel
 from ckptcore.clock import Clock
 from ckptcore.coordinator import DECISION_TIMEOUT, Coordinator
 from ckptcore.digests import check, digest
-from ckptcore.errors import DamageError, ProtocolViolation, SaveAborted, StoreUnavailable
+from ckptcore.errors import Damaged, DamageError, ProtocolViolation, SaveAborted, StoreError, StoreUnavailable
 from ckptcore.events import Event, Listener, log, tell
 from ckptcore.history import History
 from ckptcore.incarnations import undecided
@@ -89,8 +89,8 @@ def _all_staged(coordinator: Coordinator, generation: GenerationId, participants
     """Whether nothing more has to be waited for: all is whole on the nodes, and on record, or a rank has failed."""
     store = coordinator.store
     staged |= {rank for name in store.children(names.staged_prefix(generation)) if (rank := _rank(generation, name)) is not None}
+    coordinator.fence(generation)  # a job that is superseded stops at once
     if len(staged) < participants:
-        coordinator.fence(generation)  # a job that is superseded stops at once
         return any(b'"status":"failed"' in data for data in coordinator.receipts(generation).values())
     record = records.StagedRecord(
         run_id=coordinator.run_id,
@@ -136,7 +136,11 @@ class Finishing:
         if data is None:
             return []
         run_id = records.decode(data, records.Run, key=names.RUN).run_id
-        return list(NodeStore.of(self.local, run_id, self.clock).held())
+        try:
+            return list(NodeStore.of(self.local, run_id, self.clock).held())
+        except StoreError as error:
+            log.warning("what this node holds of the run cannot be read, and is left alone: %s", error)
+            return []
 
     def _plan(self, told: Sequence[bytes]) -> Mapping[_Part, int]:
         """Which process uploads what: rank 0 looks, and all go by that."""
@@ -160,7 +164,7 @@ class Finishing:
 
 
 def check_chunks(store: Store, node: Store, held: Held) -> None:
-    """Read all chunks of a part on the node. Raises `Damaged` unless they have the digests that its receipt says."""
+    """Read all chunks of a part on the node. Raises `Damaged` unless they can be read, with the digests that its receipt says."""
     receipt, described = held.receipt, held.receipt.layout
     if described is None or not receipt.files:
         return
@@ -178,7 +182,15 @@ def check_chunks(store: Store, node: Store, held: Held) -> None:
                 array = arrays.StoredArray(name=name, dtype=leaf.stored_dtype, shape=leaf.shape, grid=grid)
                 digests = [own.get(cell, "") for cell in range(grid.size)]
                 for cell in own:
-                    reader.read(array, [grid.cell(cell)], digests)
+                    _on_node(partial(reader.read, array, [grid.cell(cell)], digests))
+
+
+def _on_node(read: Callable[[], object]) -> None:
+    """Read from the node. A disk that fails is damage there, and no trouble with the run's store."""
+    try:
+        read()
+    except StoreError as error:
+        raise Damaged(f"the node's storage cannot be read: {error}") from error
 
 
 def plan(store: Store, told: Sequence[bytes]) -> dict[_Part, int]:
@@ -201,7 +213,7 @@ def plan(store: Store, told: Sequence[bytes]) -> dict[_Part, int]:
 
 
 def _parts(store: Store, generation: GenerationId, holders: Mapping[tuple[str, int, str], int]) -> dict[_Part, int] | None:
-    """Who uploads each part that has no receipt yet; None if nobody has one of them."""
+    """Who uploads each part that has no receipt yet; None if nobody has one of them, or a rank has failed."""
     key = names.on_nodes_key(generation)
     try:
         record = records.decode(record_bytes(store, key) or b"", records.StagedRecord, key=key)
@@ -210,7 +222,10 @@ def _parts(store: Store, generation: GenerationId, holders: Mapping[tuple[str, i
         return None
     parts: dict[_Part, int] = {}
     for rank in range(record.participants):
-        if exists(store, names.receipt_key(generation, rank)):
+        delivered = bounded_bytes(store, names.receipt_key(generation, rank))
+        if delivered is not None and b'"status":"failed"' in delivered:
+            return None
+        if delivered is not None:
             continue
         staged = bounded_bytes(store, names.staged_key(generation, rank))
         process = None if staged is None else holders.get((str(generation), rank, digest(staged)))

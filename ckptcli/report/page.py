@@ -198,9 +198,7 @@ def _generations(entries: Sequence[Entry], now: datetime) -> str:
 
 def _remarks(entry: Entry) -> str:
     missing = (
-        f"no receipt from rank {text.ranks(entry.missing)} of {entry.participants}"
-        if entry.missing and entry.participants
-        else ""
+        f"no receipt from {text.ranks(entry.missing)} of {entry.participants}" if entry.missing and entry.participants else ""
     )
     metrics = [f"{name} = {value:.4g}" for name, value in entry.listed.metrics.items()]
     parts = [missing, text.first_line(entry.reason, 200), "pinned" if entry.listed.pinned else "", *entry.listed.tags, *metrics]

@@ -51,18 +51,18 @@ def judge(store: Store, run_id: str, generation: GenerationId) -> Verdict:
         text = "undecided, and proven whole: the next start commits it"
         decided = Decided(generation, found.manifest, digest(records.encode(found.manifest)))
         return Verdict(generation, decided, Finding(kind="roll-forward", text=text, clause="P-11", generation=generation), ())
-    text = f"undecided: the next start aborts it, {found.reason}"
-    details = (*_on_nodes(store, generation), *_details(store, generation, receipts, found))
+    waits = exists(store, names.on_nodes_key(generation))
+    which = "whole on the nodes; a start there commits it, any other aborts it" if waits else "the next start aborts it"
+    text = f"undecided: {which}, {found.reason}"
+    details = (*(_on_nodes(generation) if waits else ()), *_details(store, generation, receipts, found))
     abort = Finding(kind="abort", text=text, clause="P-12", generation=generation)
     return Verdict(generation, _abort(run_id, generation, found), abort, details)
 
 
-def _on_nodes(store: Store, generation: GenerationId) -> Iterator[Finding]:
-    """That another start than any would commit it."""
-    key = names.on_nodes_key(generation)
-    if exists(store, key):
-        text = "it was whole on the nodes: a start there, with the same local=…, uploads what is missing and commits it"
-        yield Finding(kind="on-nodes", text=text, clause="N-4, N-6", generation=generation, key=key)
+def _on_nodes(generation: GenerationId) -> Iterator[Finding]:
+    """That not every start aborts it."""
+    text = "a start on the nodes that hold it, with the same local=…, uploads what is missing and commits it"
+    yield Finding(kind="on-nodes", text=text, clause="N-4, N-6", generation=generation, key=names.on_nodes_key(generation))
 
 
 def _abort(run_id: str, generation: GenerationId, refuted: Refuted) -> Decided:

@@ -42,7 +42,7 @@ def test_who_has_not_delivered(ckpt: Ckpt, place: Path) -> None:
     job.write(generation, 1)
     (row,) = ckpt("ls", place / "run", "--json").json["runs"][0]["generations"]
     assert (row["state"], row["missing"], row["participants"], row["restorable"]) == ("undecided", [0, 2], 3, False)
-    assert "no receipt from rank 0, 2 of 3" in ckpt("ls", place / "run").out
+    assert "no receipt from ranks 0, 2 of 3" in ckpt("ls", place / "run").out
 
 
 def test_what_a_rollback_leaves_behind_is_a_stray(ckpt: Ckpt, place: Path) -> None:

@@ -37,7 +37,7 @@ def test_what_people_see(ckpt: Ckpt, place: Path) -> None:
     assert " of 2, " in told["slowest rank"]
     assert told["failed saves"] == "1 missing receipt"
     assert told["not yet deleted"] == "nothing"
-    assert told["undecided"] == "000002-000000000030-1, no receipt from rank 0, 2 of 3"
+    assert told["undecided"] == "000002-000000000030-1, no receipt from ranks 0, 2 of 3"
 
 
 def test_too_old_is_a_no(ckpt: Ckpt, place: Path) -> None:

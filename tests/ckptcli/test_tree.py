@@ -39,7 +39,7 @@ def test_ranks_with_the_same_leaves_are_shown_once(ckpt: Ckpt, place: Path) -> N
     job = Job(file_store(place / "run"), 3)
     job.open()
     job.save(10)
-    assert "rank 0-2, each" in ckpt("tree", place / "run").out
+    assert "ranks 0-2, each" in ckpt("tree", place / "run").out
     (part,) = ckpt("tree", place / "run", "--component", "rng", "--json").json["components"]
     assert [copy["ranks"] for copy in part["copies"]] == [[0, 1, 2]]
 

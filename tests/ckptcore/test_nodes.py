@@ -13,6 +13,7 @@ import pytest
 from ckptcore import ledger, names, records, restore
 from ckptcore.channel import Channel
 from ckptcore.checkpointer import Checkpointer, Restored
+from ckptcore.clock import Clock
 from ckptcore.errors import CallError, CommitUnknown, SaveAborted, SaveFailed, StoreUnavailable
 from ckptcore.events import Event
 from ckptcore.filestore import FileStore
@@ -45,6 +46,22 @@ RANKS = 2
 def place() -> Iterator[Path]:
     with memory_directory() as folder:
         yield folder
+
+
+class Dying(Clock):
+    """Time passes as it does until the store is out of reach; then waits end at once."""
+
+    def __init__(self, dead: list[str]) -> None:
+        self.dead, self.passed = dead, 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.passed
+
+    def sleep(self, seconds: float) -> None:
+        if self.dead:
+            self.passed += seconds
+        else:
+            super().sleep(seconds)
 
 
 @dataclass
@@ -81,23 +98,23 @@ class Cluster:
         """A job whose ranks reach the store no more once their data is whole on all nodes."""
 
         def body(link: Channel) -> None:
-            dead: list[str] = []
+            dead: list[str] = []  # nothing gets through any more
 
             def told(event: Event) -> None:
                 dead.extend(["dead"] if event.kind == "on-nodes" else [])
 
             saver = self.saver(link, on_event=told)
             saver.restore_or_init(lambda: state(0, link.rank, RANKS), like=state(0, link.rank, RANKS))
-            staged: list[str] = []
 
             def matches(operation: str, key: str) -> bool:
-                staged.extend([key] if operation == "put_if_absent" and "/staged/" in key else [])
-                # Rank 0 has waited for all; another rank dies right behind its staged receipt.
-                return bool(dead) or (link.rank != 0 and bool(staged) and "/staged/" not in key)
+                if dead:
+                    return True
+                # Rank 0 has to wait for all; another rank dies right behind its staged receipt.
+                staged = link.rank != 0 and operation == "put_if_absent" and "/staged/" in key
+                dead.extend(["dead"] if staged else [])
+                return False
 
-            faulty = FaultyStore(saver._store, matches, times=10**9)
-            saver._store = faulty
-            saver._clock = FakeClock()
+            saver._store, saver._clock = FaultyStore(saver._store, matches, times=10**9), Dying(dead)
             with pytest.raises((SaveFailed, CommitUnknown)):
                 saver.save(step, state(step, link.rank, RANKS)).result()
 

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from ckptcli import app
-from ckptcore.errors import Superseded
-from tests.ckptcore.support import memory_directory
+from ckptcore.channel import Channel
+from ckptcore.errors import Damaged, GuaranteeError, Superseded
+from ckptcore.run import open_run
+from tests.ckptcore.support import checkpointer, memory_directory, run_ranks, state
 from tests.examples.guides import DOCS, blocks
 from tests.examples.trouble import RUNS, job
 
@@ -85,3 +87,29 @@ def test_what_a_superseded_job_says(runs: Path) -> None:
     shown = re.sub(r"\s+", " ", (DOCS / "oncall.md").read_text())
     said = re.sub(r"000001-\S+:", "…:", str(told.value)).partition(". Stop")[0]
     assert f"`{said}`" in shown
+
+
+def test_what_a_restore_on_other_hardware_says(runs: Path) -> None:
+    with checkpointer(runs / "run") as saver:
+        saver.save(10, state(10)).result()
+
+    def resume(link: Channel) -> object:
+        with checkpointer(runs / "run", link) as saver:
+            return saver.restore_or_init(lambda: state(0), like=state(0, link.rank, 2))
+
+    outcomes = run_ranks(2, resume)
+    assert all(isinstance(outcome, GuaranteeError) for outcome in outcomes)
+    assert f"{outcomes[0]}\n" in blocks("oncall.md", "text")
+
+
+def test_what_a_start_does_when_there_is_nothing(runs: Path) -> None:
+    """The table: weights alone are a fresh start, damaged or quarantined checkpoints are an error."""
+    with checkpointer(runs / "weights") as saver:
+        saver.save(10, {"params": state(10)["params"]}, guarantee="weights").result()
+    with checkpointer(runs / "weights") as saver:
+        assert saver.restore_or_init(lambda: state(0), like=state(0)).step == 0
+    with checkpointer(runs / "quarantined") as saver:
+        manifest = saver.save(10, state(10)).result()
+    open_run(runs / "quarantined").quarantine(manifest, "loss spike")
+    with checkpointer(runs / "quarantined") as saver, pytest.raises(Damaged, match="none of the run's checkpoints"):
+        saver.restore_or_init(lambda: state(0), like=state(0))

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
-from ckptcore import ledger, names
+from ckptcore import ledger, names, records
 from ckptcore.history import History
 from ckptcore.incarnations import Opening
 from ckptcore.names import GenerationId
 from ckptcore.notes import annotate
 from ckptcore.run import open_run
 from tests.ckptcore.support import FACTS, Job, file_store, flip, topology
-from tests.ckptcore.test_nodes import Cluster
 
 RANKS = 8
 
@@ -86,10 +86,23 @@ def held_back(path: Path) -> None:
 
 
 def nodes(path: Path) -> None:
-    """A job with a local tier died when step 20 was whole on its nodes, and not uploaded."""
-    cluster = Cluster(path)
-    cluster.save(10)
-    cluster.die_in_upload(20)
+    """A job with a local tier died when step 30000 was whole on its nodes, and nothing of it uploaded."""
+    opened = job(path, 10000, 20000)
+    generation = opened.next_generation(30000)
+    for rank in range(RANKS):
+        opened.write(generation, rank)
+    folder = path / names.generation_prefix(generation)
+    (folder / "receipts").rename(folder / "staged")
+    shutil.rmtree(folder / "state")
+    identity = opened.identity(generation, 0)
+    record = records.StagedRecord(
+        run_id=identity.run_id,
+        generation=str(generation),
+        participants=RANKS,
+        decided=opened.clock.utc(),
+        decided_by=opened.number,
+    )
+    opened.store.put_if_absent(names.on_nodes_key(generation), records.encode(record))
 
 
 RUNS = {

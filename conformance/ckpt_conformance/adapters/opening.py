@@ -19,8 +19,8 @@ from ckptcore.nodes import Local
 from ckptcore.reader import Checkpoint
 from ckptcore.run import Run
 from ckptcore.session import Session, open_session
-from ckptcore.uploads import Finishing
 from ckptcore.store import Store, open_store
+from ckptcore.uploads import Finishing
 from ckptcore.verify import check_whole
 
 
