@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 from typer.main import get_command
 
 COMMANDS = {
@@ -38,11 +39,11 @@ COMMANDS = {
 class Commands(TyperGroup):
     """The commands, in the order in which help lists them."""
 
-    def list_commands(self, ctx: typer.Context) -> list[str]:  # noqa: ARG002 - what typer calls it with
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - what typer calls it with
         """All names."""
         return list(COMMANDS)
 
-    def get_command(self, ctx: typer.Context, cmd_name: str) -> TyperCommand | TyperGroup | None:  # noqa: ARG002
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
         """The command of a name, from its module; None if there is none."""
         if cmd_name not in COMMANDS:
             return None

@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -56,13 +57,15 @@ def tracer() -> str:
     return found
 
 
-def save_under(run: Path, trace: Path, *options: str, moved: tuple[Path, ...] = (), **environment: str) -> str:
+def save_under(
+    run: Path, trace: Path, *options: str, moved: tuple[Path, ...] = (), variables: Mapping[str, str] | None = None
+) -> str:
     """Save step 2 in a process that strace watches; what it says of the outcome.
 
     Once the job is open, the folder of the run is moved to `moved`: so a path can be failed for the save alone.
     """
     command = [tracer(), "-f", "-qq", "-y", "-o", str(trace), *options, sys.executable, "-c", SAVING, str(run), *map(str, moved)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **(variables or {})}
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -126,7 +129,7 @@ def test_the_preloaded_library_sees_every_call_that_the_kernel_sees() -> None:
         variables = control.environment | {"LD_PRELOAD": ""}
         with control.failing(f"{run}/*", 0, kinds=("write", "fsync", "link", "rename", "unlink", "mkdir")):
             preload = ["-E", f"LD_PRELOAD={control.environment['LD_PRELOAD']}"]
-            outcome = save_under(run, folder / "trace", "-e", f"trace={CHANGES}", *preload, **variables)
+            outcome = save_under(run, folder / "trace", "-e", f"trace={CHANGES}", *preload, variables=variables)
         assert outcome == "committed"
         lines = [line for line in (folder / "trace").read_text().splitlines() if f"{run}/" in line]
         made = [match[1] for line in lines if (match := re.match(r"\d+ +(\w+)\(", line))]
