@@ -15,6 +15,7 @@ from ckptcore.chosen import named
 from ckptcore.clock import Clock
 from ckptcore.errors import CallError, CheckpointError, DamageError, ForkRequired, StoreError
 from ckptcore.events import Event, Listener, log, shorten, tell
+from ckptcore.finishing import Finishing
 from ckptcore.formats.foreign import Start
 from ckptcore.history import History
 from ckptcore.incarnations import Incarnation, Opening, check_current
@@ -28,7 +29,6 @@ from ckptcore.reader import Checkpoint
 from ckptcore.records import Level, Manifest, StoreFacts
 from ckptcore.session import Session, is_damage, open_session, together, together_telling
 from ckptcore.store import Storage, Store
-from ckptcore.uploads import Finishing
 from ckptcore.verify import check_whole
 
 AGREEMENT_TIMEOUT = 3600.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ckpt_conformance.adapters.jax import Jax
 from ckpt_conformance.adapters.process import main
-from ckptcore import uploads
+from ckptcore import finishing
 from ckptcore.nodes import Held
 from ckptcore.store import Store
 
@@ -13,7 +13,7 @@ def _believed(store: Store, node: Store, held: Held) -> None:
     """It has the right size."""
 
 
-uploads.check_chunks = _believed
+finishing.check_chunks = _believed
 
 if __name__ == "__main__":
     main(Jax())

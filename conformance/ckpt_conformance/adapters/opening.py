@@ -12,6 +12,7 @@ from ckpt_conformance.adapters.request import Request
 from ckptcore import probe
 from ckptcore.checkpointer import Checkpointer
 from ckptcore.clock import Clock
+from ckptcore.finishing import Finishing
 from ckptcore.history import History
 from ckptcore.incarnations import Incarnation, Opening
 from ckptcore.ledger import Decided
@@ -20,7 +21,6 @@ from ckptcore.reader import Checkpoint
 from ckptcore.run import Run
 from ckptcore.session import Session, open_session
 from ckptcore.store import Store, open_store
-from ckptcore.uploads import Finishing
 from ckptcore.verify import check_whole
 
 
