@@ -47,7 +47,7 @@ def guarded(work: Callable[[], object], *, debug: bool) -> int:
         result = work()
     except KeyboardInterrupt:
         return _say("interrupted", Status.INTERRUPTED)
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):  # Typer makes the second of the first
         sys.stdout = None  # pyright: ignore[reportAttributeAccessIssue] -- whoever read it has gone: nothing is left to flush
         return Status.DONE
     except Exception as error:

@@ -9,11 +9,15 @@ from typing import Any
 
 import msgspec
 from rich import box
-from rich.console import Console, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from ckptcli.text import plain
+
+MANY = 200
+"""Rows from which on a table is printed as plain lines on a terminal, too."""
 
 Advance = Callable[[int], None]
 """Called with the bytes that were done since the last call."""
@@ -44,13 +48,28 @@ def emit(record: msgspec.Struct, render: Callable[[], RenderableType], *, as_jso
 def show(rendered: RenderableType) -> None:
     """Print for people; into a pipe or a file without the blanks that fill up a line."""
     shown = console()
-    if shown.is_terminal:
-        shown.print(rendered)
-        return
-    with shown.capture() as captured:
-        shown.print(rendered)
-    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+    for part in rendered.renderables if isinstance(rendered, Group) else [rendered]:
+        if isinstance(part, Table) and part.show_header and (not shown.is_terminal or part.row_count > MANY):
+            sys.stdout.write("".join(f"{line}\n" for line in lines(part)))
+        elif shown.is_terminal:
+            shown.print(part)
+        else:
+            with shown.capture() as captured:
+                shown.print(part)
+            sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
     sys.stdout.flush()
+
+
+def lines(made: Table) -> Iterator[str]:
+    """A table as plain lines, as wide as its cells: Rich takes a millisecond and more for a row."""
+    columns = [[str(column.header), *map(str, column.cells)] for column in made.columns]
+    widths = [max(map(cell_len, cells)) for cells in columns]
+    pads = [str.rjust if column.justify == "right" else str.ljust for column in made.columns]
+    for number, row in enumerate(zip(*columns, strict=True)):
+        cells = [pad(cell, width - cell_len(cell) + len(cell)) for pad, cell, width in zip(pads, row, widths, strict=True)]
+        yield "   ".join(cells).rstrip()
+        if number == 0:
+            yield "─" * (sum(widths) + 3 * (len(widths) - 1))
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -44,7 +44,7 @@ def test_many_ranks_that_died_are_one_line(ckpt: Ckpt, job: Job, place: Path) ->
     job.write(generation, 3)
     told = ckpt("explain", place / "run", "20", status=1).out
     assert told.startswith("000001-000000000020-1 cannot be resumed from\n")
-    assert "no receipts from ranks 0-2, 4-7: nothing of it is there" in told
+    assert "no receipt from ranks 0-2, 4-7: nothing of it is there" in told
     facts = ckpt("explain", place / "run", generation, "--json", status=1).json["findings"]
     assert [fact["rank"] for fact in facts if fact["kind"] == "missing-receipt"] == [0, 1, 2, 4, 5, 6, 7]
 
