@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from enum import IntEnum
 
+from ckptcli.text import plain
 from ckptcore.errors import CallError, CheckpointError, DamageError, NotFound, StoreError
 
 
@@ -66,5 +67,5 @@ def _line(error: CheckpointError) -> str:
 
 
 def _say(message: str, status: Status) -> Status:
-    sys.stderr.write(f"ckpt: {message}\n")
+    sys.stderr.write(f"ckpt: {plain(' '.join(message.split()))}\n")  # it may quote what somebody stored
     return status

@@ -127,6 +127,7 @@ class Checkpointer:
         self._local = local if isinstance(local, Local | None) else Local(local)
         self._cadence = Cadence(interval, self._channel, self._clock)
         self._handle: SaveHandle | None = None
+        self._watch = watch() if watch is not None and on_preemption == "save" else None  # it may refuse: nothing runs by then
         self._on_event = self._observers = Observers(
             self._store,
             self._channel.rank,
@@ -146,7 +147,6 @@ class Checkpointer:
             run_id=run_id,
             local=self._local,
         )
-        self._watch = watch() if watch is not None and on_preemption == "save" else None
         self._preempted = self._closed = self._remapped = False
         self._untidy = True
         self._session: Session | None = None

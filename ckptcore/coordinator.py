@@ -63,6 +63,7 @@ class Coordinator:
         decided = ledger.read(self.store, self.run_id, generation)
         if decided is not None:
             self.store.sync(names.LEDGER)  # it is visible; whoever put it may die before it is durable
+            self._tell_decided(decided, {})
             return decided
         found = self.examine(generation, receipts)
         if isinstance(found, Refuted):
@@ -77,8 +78,15 @@ class Coordinator:
         self.fence(generation)
         decided = ledger.decide(self.store, found.manifest, clock=self.clock, timeout=DECISION_TIMEOUT)
         detail = {"seconds": self._timed("commit", started)} | phases.told(found.manifest, found.receipts)
-        self._tell("committed" if decided.committed else "aborted", generation, detail=detail)
+        self._tell_decided(decided, detail)
         return decided
+
+    def _tell_decided(self, decided: Decided, detail: dict[str, Any]) -> None:
+        record = decided.record
+        if isinstance(record, records.Abort):
+            self._tell("aborted", decided.generation, record.reason)
+        else:
+            self._tell("committed", decided.generation, detail=detail or phases.told(record, []))
 
     def examine(self, generation: GenerationId, receipts: Mapping[int, bytes] | None = None) -> Proven | Refuted:
         """Prove `generation` from its records and look at every file that they name. Writes nothing."""

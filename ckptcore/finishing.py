@@ -113,9 +113,10 @@ def plan(store: Store, told: Sequence[bytes]) -> dict[_Part, int]:
 
     `told`: of each process, the parts that are whole on its node, with the digests of their receipts.
     """
-    holders: dict[tuple[str, int, str], int] = {}
-    for process, message in reversed(list(enumerate(told))):
-        holders |= {(generation, rank, receipt): process for generation, rank, receipt in json.loads(message)}  # noqa: C420 -- lists are no keys
+    holders: dict[tuple[str, int, str], list[int]] = {}
+    for process, message in enumerate(told):
+        for generation, rank, receipt in json.loads(message):
+            holders.setdefault((generation, rank, receipt), []).append(process)
     if not holders:
         return {}
     since = max((number for number, base in History.load(store).bases.items() if base is not None), default=1)
@@ -127,7 +128,7 @@ def plan(store: Store, told: Sequence[bytes]) -> dict[_Part, int]:
     return {}
 
 
-def _parts(store: Store, generation: GenerationId, holders: Mapping[tuple[str, int, str], int]) -> dict[_Part, int] | None:
+def _parts(store: Store, generation: GenerationId, holders: Mapping[tuple[str, int, str], list[int]]) -> dict[_Part, int] | None:
     """Who uploads each part that has no receipt yet; None if nobody has one of them, or a rank has failed."""
     key = names.on_nodes_key(generation)
     try:
@@ -143,10 +144,11 @@ def _parts(store: Store, generation: GenerationId, holders: Mapping[tuple[str, i
         if delivered is not None:
             continue
         staged = bounded_bytes(store, names.staged_key(generation, rank))
-        process = None if staged is None else holders.get((str(generation), rank, digest(staged)))
-        if process is None:
+        found = [] if staged is None else holders.get((str(generation), rank, digest(staged)), [])
+        if not found:
             return None
-        parts[generation, rank] = process
+        # Processes of one node hold the same: each uploads its own.
+        parts[generation, rank] = rank if rank in found else found[rank % len(found)]
     return parts
 
 

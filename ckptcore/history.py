@@ -21,10 +21,13 @@ from ckptcore.storereads import exists, record_bytes
 
 def read_run(store: Store) -> records.Run:
     """The identity of the run. Raises `NotFound` when there is no run at this place."""
-    data = record_bytes(store, names.RUN)
-    if data is None:
-        raise NotFound(f"there is no run at {store.url} (no {names.RUN}); check the URL")
-    return records.decode(data, records.Run, key=names.RUN)
+    try:
+        data = record_bytes(store, names.RUN)
+        if data is None:
+            raise NotFound(f"there is no run at {store.url} (no {names.RUN}); check the URL")
+        return records.decode(data, records.Run, key=names.RUN)
+    except DamageError as error:
+        raise type(error)(f"{error} (the run at {store.url})") from error
 
 
 @dataclass

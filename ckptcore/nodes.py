@@ -7,7 +7,7 @@ by whoever has it, and is the same whoever does it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,11 @@ from ckptcore import names, records
 from ckptcore.array_spec import MANIFEST, answer, write_error
 from ckptcore.clock import Clock
 from ckptcore.digests import digest
-from ckptcore.errors import CallError, Damaged, DamageError, StoreError
+from ckptcore.errors import CallError, Damaged, DamageError, InvalidRecord, ProtocolViolation, StoreError
 from ckptcore.names import GenerationId
 from ckptcore.records import Receipt
 from ckptcore.store import Store, open_store
-from ckptcore.storereads import bounded_bytes, exists, has_size
+from ckptcore.storereads import bounded_bytes, has_size, record_bytes
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,11 @@ class NodeStore:
         """Put the receipt beside its files, which are whole: from now on they count (N-3)."""
         data = records.encode(receipt)
         key = names.receipt_key(GenerationId.parse(receipt.generation), receipt.rank)
-        self.store.put_if_absent(key, data)
+        if self.store.put_if_absent(key, data) != data:
+            raise ProtocolViolation(
+                f"{key} in {self.store.url} was written by somebody else: two processes act as rank {receipt.rank}, or the run"
+                " was put back to an older state; stop one, or empty the node's directory"
+            )
         return Held(data, receipt)
 
     def held(self) -> Iterator[Held]:
@@ -104,7 +108,7 @@ class NodeStore:
             return has_size(self.store, key, file.size)
         return digest(bounded_bytes(self.store, key, file.size) or b"") == file.digest
 
-    def upload(self, store: Store, held: Held) -> int:
+    def upload(self, store: Store, held: Held, check: Callable[[], object] = lambda: None) -> int:
         """Copy the files to the run's store and make them durable there (N-5). Returns how many bytes were copied.
 
         Files that are there with their size are not copied again: whoever writes below this prefix copies the same files, and
@@ -116,6 +120,7 @@ class NodeStore:
         target = answer(ts.KvStore.open(store.kvstore(held.prefix), context=store.context), held.prefix, write_error)
         started = self.clock.monotonic()
         for file in sorted(held.receipt.files, key=lambda file: file.path == MANIFEST):
+            check()
             key = held.prefix + file.path
             if has_size(store, key, file.size):
                 continue
@@ -139,16 +144,38 @@ class NodeStore:
             due = started + copied / self.local.upload_limit
             self.clock.sleep(max(0.0, due - self.clock.monotonic()))
 
-    def tidy(self, store: Store, newest: GenerationId | None) -> None:
-        """Delete the data of all that is decided, but for the newest commit: a restart reads that from here (N-10)."""
-        for generation in self._generations():
-            if generation != newest and exists(store, names.ledger_key(generation)):
+    def discard(self, generation: GenerationId, rank: int) -> None:
+        """Delete a rank's own part of a generation that will never be a checkpoint (N-10)."""
+        self.store.delete(names.receipt_key(generation, rank))
+        prefix = f"{names.state_prefix(generation)}ranks/"
+        for name in self.store.children(prefix):
+            if name.startswith(f"{rank:05d}-"):
+                self.store.delete_prefix(f"{prefix}{name}/")
+
+    def tidy(self, store: Store, incarnation: int, rank: int) -> None:
+        """Delete what is decided, but for the newest commit, which a restart reads from here, and what older incarnations left.
+
+        `incarnation` has settled those: what of them is not decided was never whole on the nodes. Of an aborted save that no
+        newer commit has followed only `rank`'s own part is deleted: others of this node may be writing theirs still (N-10).
+        """
+        kept = False
+        for generation in sorted(self._generations(), reverse=True):
+            decision = record_bytes(store, names.ledger_key(generation))
+            # Records are canonical, and a quote inside of a string is escaped: this text is the field.
+            commit = decision is not None and b'"decision":"commit"' in decision
+            if commit and not kept:
+                kept = True
+            elif (decision is not None and kept) or generation.incarnation < incarnation:
                 self.store.delete_prefix(names.generation_prefix(generation))
+            elif decision is not None:
+                self.discard(generation, rank)
 
     def _generations(self) -> Iterator[GenerationId]:
         for name in self.store.children(names.GENERATIONS):
-            if names.parse_ledger_key(f"{names.LEDGER}{name}.json") is not None:
+            try:
                 yield GenerationId.parse(name)
+            except InvalidRecord:
+                continue
 
 
 class Nearby:

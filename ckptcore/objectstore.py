@@ -88,6 +88,10 @@ class ObjectStore:
             check_key(prefix.removesuffix("/"))
         return iter(sorted(key for key in self._keys(prefix) if is_key(key)))
 
+    def everything(self) -> list[str]:
+        """All that is listed below the root, also what can be no key of a run; in no order."""
+        return self._keys("")
+
     def children(self, prefix: str) -> list[str]:
         """See `Store.children`."""
         directory = _directory(prefix)

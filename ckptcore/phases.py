@@ -37,6 +37,7 @@ def told(manifest: Manifest, receipts: Sequence[Receipt]) -> dict[str, Any]:
     rank = slowest(by_rank)
     found: dict[str, Any] = {
         "captured": manifest.captured,
-        "bytes": sum(written.bytes for receipt in receipts for written in receipt.components.values()),
+        "guarantee": manifest.guarantee.level,
+        "bytes": sum(entry.bytes for entry in manifest.components.values() if entry.source is None),
     }
     return found if rank is None else found | {"slowest": rank, "slowest_seconds": own(by_rank[rank]) / 1e6}

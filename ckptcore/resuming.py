@@ -13,12 +13,12 @@ from ckptcore.backend import Backend, Target
 from ckptcore.channel import Channel
 from ckptcore.chosen import named
 from ckptcore.clock import Clock
-from ckptcore.errors import CallError, CheckpointError, DamageError, ForkRequired, StoreError
+from ckptcore.errors import CallError, CheckpointError, DamageError, ForkRequired, NotFound, StoreError
 from ckptcore.events import Event, Listener, log, shorten, tell
 from ckptcore.finishing import Finishing
 from ckptcore.formats.foreign import Start
 from ckptcore.history import History
-from ckptcore.incarnations import Incarnation, Opening, check_current
+from ckptcore.incarnations import Incarnation, Opening, check_current, undecided
 from ckptcore.ledger import Decided, manifest_of
 from ckptcore.match import Elsewhere, Rules
 from ckptcore.names import GenerationId
@@ -87,8 +87,14 @@ class Resumer:
 
     def open_fresh(self) -> Session:
         """Open a run that has nothing to resume from. Raises `CallError` when it has."""
+        told = self.channel.gather(self._where(), timeout=AGREEMENT_TIMEOUT, what="how the run is opened")
+        _of_one_request(self.channel.rank, told)
         self._finish_uploads()
         return open_session(self.store, self.channel, partial(self._claim, None, None))
+
+    def _where(self) -> bytes:
+        """What every rank has to say alike of where data goes."""
+        return f"local={'given' if self.local is not None else None}\n".encode()
 
     def _finish_uploads(self) -> None:
         if self.local is not None:
@@ -103,7 +109,7 @@ class Resumer:
         target, told = together_telling(
             self.channel,
             partial(self._target, request),
-            partial(_tell, request),
+            partial(self._tell, request),
             timeout=AGREEMENT_TIMEOUT,
             what="what to restore into",
         )
@@ -128,6 +134,10 @@ class Resumer:
             else:
                 return session, None if found is None else self._placed(target, found)
 
+    def _tell(self, request: Request, target: Target | None) -> bytes:
+        asked = repr(_asked(request) | {"local": None if self.local is None else "given"}).encode()
+        return asked + b"\n" + (b"" if target is None else wants.tell(target))
+
     def _target(self, request: Request) -> Target | None:
         if request.like is None:
             return None
@@ -142,10 +152,11 @@ class Resumer:
         if base is None:
             return None
         found = partial(self._found, target=target, request=request, elsewhere=elsewhere)
-        near = None if self.local is None else nearby(self.store, self.local, session.run_id, base.generation, self.clock)
-        if near is not None:
+        if self.local is not None:
             try:
-                return Resumed(base, found(Checkpoint(near, base)))
+                near = nearby(self.store, self.local, session.run_id, base.generation, self.clock)
+                if near is not None:
+                    return Resumed(base, found(Checkpoint(near, base)))
             except (DamageError, StoreError) as error:  # of the copy; the store has the checkpoint itself
                 log.warning("what the node has of %s is passed over: %s", base.generation, shorten(error))
         return Resumed(base, found(Checkpoint(self.store, base)))
@@ -231,11 +242,12 @@ class Resumer:
         facts = self.probe(self.store, single_writer=self.storage.single_writer)
         opening = Opening(self.store, self.backend.topology(()), facts, self.clock, self.on_event)
         run = opening.identify(forks.source(self.start_from, self.store, self.storage, self.clock), expected=self.run_id)
-        head = History.load(self.store).head() if chosen is None and left is None else None
-        if head is not None:
-            self._refuse_early(head, target, request)
         if left is not None:
             self._mark(run, *left)
+        else:
+            expected = self._expected(chosen)
+            if expected is not None:
+                self._refuse_early(expected, target, request)
         incarnation = opening.open(
             run,
             choose=None if chosen is None else partial(named, chosen),
@@ -246,15 +258,27 @@ class Resumer:
         tell(self.on_event, Event("opened", 0, incarnation.base_generation, message))
         return incarnation
 
+    def _expected(self, chosen: int | GenerationId | None) -> Decided | None:
+        """What this opening would start from, as far as that is known before the claim, which stops a job that is running.
+
+        Raises for a checkpoint that nobody can go back to. One that is not decided yet is left to the settle.
+        """
+        history = History.load(self.store)
+        if chosen is None:
+            return history.head()
+        if any(chosen in (generation, generation.step) for generation in undecided(self.store)):
+            return None
+        generation = named(chosen, history)
+        obstacle = history.obstacle(generation)
+        if obstacle is not None:
+            raise NotFound(f"generation {generation} cannot be resumed from: {obstacle}")
+        return history.decided(generation)
+
     def _mark(self, run: records.Run, left: Incarnation, failure: CheckpointError) -> None:
         check_current(self.store, left.number)
         if left.base_generation is not None:
             text = records.clip(str(failure))
             notes.write(self.store, run.run_id, left.base_generation, "damaged", clock=self.clock, text=text)
-
-
-def _tell(request: Request, target: Target | None) -> bytes:
-    return repr(_asked(request)).encode() + b"\n" + (b"" if target is None else wants.tell(target))
 
 
 def _asked(request: Request) -> dict[str, Any]:

@@ -6,8 +6,9 @@ hang training. Every wait has a deadline whose message names what is missing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from ckptcore import ledger, names, notes, writer
 from ckptcore.clock import Clock
@@ -58,18 +59,28 @@ class Saving:
 
     def run(self) -> Decided:
         """Write and wait for the decision. Returns a commit; everything else is raised."""
-        self.deliver()
-        decided = self.decide() if self.shard.identity.rank == 0 else _committed(self._await())
-        if self.node is not None:
-            self._tidy_node(self.node, decided)
+        self._tidy_node()  # what earlier saves have left may be what there is no room for
+        try:
+            self.deliver()
+            decided = self.decide() if self.shard.identity.rank == 0 else _committed(self._await())
+        except SaveAborted:
+            if self.node is not None:
+                self._on_node(partial(self.node.discard, self.shard.identity.generation, self.shard.identity.rank))
+            raise
+        self._tidy_node()
         return decided
 
-    def _tidy_node(self, node: NodeStore, decided: Decided) -> None:
-        """What is on the node besides this commit is not needed any more. The commit stands whatever happens here."""
+    def _tidy_node(self) -> None:
+        if self.node is not None:
+            identity = self.shard.identity
+            self._on_node(partial(self.node.tidy, self.store, identity.generation.incarnation, identity.rank))
+
+    def _on_node(self, work: Callable[[], object]) -> None:
+        """Tidy up on the node: a save stands or falls whatever happens there."""
         try:
-            node.tidy(self.store, decided.generation)
+            work()
         except CheckpointError as error:
-            log.warning("data of older saves stays in %s: %s", node.store.url, error)
+            log.warning("data that nobody needs stays on the node: %s", error)
 
     def deliver(self) -> None:
         """Write this rank's part and sign it off. Raises `SaveFailed` once the others have been told that it will not come."""
@@ -122,7 +133,8 @@ class Saving:
         try:
             if self.tidy:
                 self._conclude_older(coordinator)
-            return coordinator.commit(identity.generation, identity.participants, timeout=self.timeout)
+            patience = self.timeout + (UPLOAD_TIMEOUT if self.node is not None else 0.0)  # others may be uploading still
+            return coordinator.commit(identity.generation, identity.participants, timeout=patience)
         except StoreFull as error:
             # An abort is small, and may find room where the index did not: then nobody waits for a decision.
             return coordinator.abort(identity.generation, Refuted(f"there is no room left to commit it: {error}"))
@@ -166,8 +178,8 @@ class Saving:
         ) from failure
 
     def _patience(self) -> float:
-        """Seconds until rank 0 has decided for certain, if it lives: it may be uploading still."""
-        return self.timeout + GRACE + (UPLOAD_TIMEOUT if self.node is not None else 0.0)
+        """Seconds until rank 0 has decided for certain, if it lives: it may be uploading, and wait for others that are."""
+        return self.timeout + GRACE + (self.timeout + 2 * UPLOAD_TIMEOUT if self.node is not None else 0.0)
 
     def _lack(self) -> str:
         identity = self.shard.identity

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 from ckptcore import ledger, names, records
 from ckptcore.clock import Clock
 from ckptcore.coordinator import DECISION_TIMEOUT, Coordinator
-from ckptcore.errors import ProtocolViolation, SaveAborted, StoreUnavailable
+from ckptcore.errors import CommitUnknown, ProtocolViolation, SaveAborted, StoreUnavailable
 from ckptcore.events import Event, Listener, tell
+from ckptcore.ledger import Decided
 from ckptcore.names import GenerationId
 from ckptcore.nodes import Held, NodeStore
 from ckptcore.proof import Refuted, show_ranks
 from ckptcore.records import Receipt
-from ckptcore.retry import retry
 from ckptcore.store import Store
 
 UPLOAD_TIMEOUT = 3600.0
@@ -33,13 +34,23 @@ class Uploading:
     def __call__(self, receipt: Receipt) -> None:
         """Keep it on the node, say so, and upload. Rank 0 says that all have it, before it uploads its own part.
 
-        Raises `SaveAborted` when rank 0 has decided that the nodes will never have it.
+        Raises `SaveAborted` and `Superseded` as soon as it is decided that the save will not become a checkpoint.
         """
-        held = self.node.keep(receipt)
-        announce(self.coordinator.store, held, self.coordinator.clock)
-        if self.rank == 0:
-            await_staged(self.coordinator, held.generation, receipt.participants, timeout=self.timeout)
-        upload(self.coordinator.store, self.node, held, self.coordinator.on_event)
+        held, store = self.node.keep(receipt), self.coordinator.store
+        try:
+            announce(store, held, self.coordinator.clock)
+            if self.rank == 0:
+                await_staged(self.coordinator, held.generation, receipt.participants, timeout=self.timeout)
+        except CommitUnknown as error:  # of the staged receipt, or of an abort: this rank's own receipt is not there
+            raise StoreUnavailable(str(error)) from error
+        upload(store, self.node, held, self.coordinator.on_event, check=partial(self._check, held))
+
+    def _check(self, held: Held) -> None:
+        """Whether the upload still makes sense."""
+        decided = ledger.read(self.coordinator.store, self.coordinator.run_id, held.generation)
+        if decided is not None and not decided.committed:
+            raise _aborted(decided)
+        self.coordinator.fence(held.generation)
 
 
 def announce(store: Store, held: Held, clock: Clock) -> None:
@@ -53,8 +64,7 @@ def announce(store: Store, held: Held, clock: Clock) -> None:
 def await_staged(coordinator: Coordinator, generation: GenerationId, participants: int, *, timeout: float) -> None:
     """Wait until the generation is whole on the nodes, and put it on record (N-4).
 
-    Returns without a record when a rank has failed: then the wait for receipts finds that. Raises `SaveAborted` when
-    ranks are missing at the deadline.
+    Raises `SaveAborted` when a rank has failed, at once, and when ranks are missing at the deadline.
     """
     staged: set[int] = set()
     failure: StoreUnavailable | None = None
@@ -69,17 +79,21 @@ def await_staged(coordinator: Coordinator, generation: GenerationId, participant
     lack = f"the data of {show_ranks(missing)} of {participants} was not whole on its node within {timeout:g} s"
     if failure is not None:  # it may be
         raise StoreUnavailable(f"{lack}, and at last the store did not answer: {failure}") from failure
-    if not coordinator.abort(generation, Refuted(lack, missing)).committed:
-        raise SaveAborted(f"save {generation} was aborted: {lack}", list(missing))
+    decided = coordinator.abort(generation, Refuted(lack, missing))
+    if not decided.committed:
+        raise _aborted(decided)
 
 
 def _all_staged(coordinator: Coordinator, generation: GenerationId, participants: int, staged: set[int]) -> bool:
-    """Whether nothing more has to be waited for: all is whole on the nodes, and on record, or a rank has failed."""
+    """Whether all is whole on the nodes, and on record."""
     store = coordinator.store
     staged |= {rank for name in store.children(names.staged_prefix(generation)) if (rank := _rank(generation, name)) is not None}
     coordinator.fence(generation)  # a job that is superseded stops at once
     if len(staged) < participants:
-        return any(b'"status":"failed"' in data for data in coordinator.receipts(generation).values())
+        receipts = coordinator.receipts(generation)
+        if any(b'"status":"failed"' in data for data in receipts.values()):
+            raise _aborted(coordinator.conclude(generation, receipts))
+        return False
     record = records.StagedRecord(
         run_id=coordinator.run_id,
         generation=str(generation),
@@ -92,13 +106,31 @@ def _all_staged(coordinator: Coordinator, generation: GenerationId, participants
     return True
 
 
-def upload(store: Store, node: NodeStore, held: Held, on_event: Listener | None) -> None:
-    """Upload one part, trying again when the store does not answer (N-5)."""
-    started = node.clock.monotonic()
-    work = partial(node.upload, store, held)
-    copied = retry(work, what=f"upload of {held.prefix}", timeout=UPLOAD_TIMEOUT, clock=node.clock)
-    detail = {"bytes": copied, "seconds": node.clock.monotonic() - started}
-    tell(on_event, Event("uploaded", held.receipt.rank, held.generation, detail=detail))
+def upload(
+    store: Store, node: NodeStore, held: Held, on_event: Listener | None, *, check: Callable[[], object] = lambda: None
+) -> None:
+    """Upload one part, trying again for as long as the store does not answer (N-5).
+
+    `check` is called now and then: what it raises ends the upload. Raises `StoreUnavailable` after `UPLOAD_TIMEOUT` seconds.
+    """
+    started, copied = node.clock.monotonic(), 0
+    failure: StoreUnavailable | None = None
+    for _ in node.clock.polls(UPLOAD_TIMEOUT, first=0.05, most=5.0):
+        try:
+            copied += node.upload(store, held, check)
+        except StoreUnavailable as error:
+            failure = error
+            continue
+        detail = {"bytes": copied, "seconds": node.clock.monotonic() - started}
+        tell(on_event, Event("uploaded", held.receipt.rank, held.generation, detail=detail))
+        return
+    raise StoreUnavailable(f"{held.prefix} could not be uploaded within {UPLOAD_TIMEOUT:g} s: {failure}") from failure
+
+
+def _aborted(decided: Decided) -> SaveAborted:
+    record = decided.record
+    reason, missing = (record.reason, record.missing) if isinstance(record, records.Abort) else ("", [])
+    return SaveAborted(f"save {decided.generation} was aborted: {reason}", missing)
 
 
 def _rank(generation: GenerationId, name: str) -> int | None:

@@ -34,7 +34,7 @@ LAYERS: dict[str, list[str]] = {
         "chosen convert.directions formats.safetensors_export inspect.findings listing proof reader writer",
         "convert.__init__ coordinator inspect.streaming",
         "formats.exporting incarnations inspect.difference uploads verify",
-        "forks formats.orbax_export formats.zarr_export inspect.inventory inspect.locating inspect.outline",
+        "forks formats.orbax_export formats.zarr_export inspect.inventory inspect.locating inspect.outline inspect.runs",
         "inspect.proving inspect.watching monitor.verifier operate.copying retention session",
         "beginning finishing inspect.chronicle inspect.condition inspect.explaining operate.collecting operate.recovery",
         "operate.rollback saving snapshot",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
@@ -20,9 +21,6 @@ from ckptcore.workers import Workers
 
 State = Literal["committed", "verified", "stray", "quarantined", "damaged", "retired", "aborted", "undecided", "unreadable"]
 
-DEEPEST = 4
-"""How many folders below a prefix a run is looked for."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
@@ -31,7 +29,7 @@ class Entry:
     `state`: the word that matters most to whoever wants to resume; `is_head`: the next start resumes from it, as far as the
     records tell. `bytes`: logical bytes of all its components; `own_bytes`: without those that lie in other generations.
     `at`: when its state was captured, or when it was aborted; None while nobody has said. `missing`: the ranks that have
-    delivered no receipt, of `participants`. `reason`: why it was aborted, is marked, or cannot be read.
+    delivered no receipt, of `participants`; of an undecided one nobody can tell them where that is None. `reason`: why it was aborted, is marked, or cannot be read.
     `on_nodes`: nobody has decided it, and at `at` it was whole on the nodes: a start there finishes it.
     """
 
@@ -64,20 +62,6 @@ def inventory(store: Store) -> list[Entry]:
     path, head = _path(history)
     entries = [_undecided(store, each) if each.state == "undecided" else _decided(history, each, path, head) for each in found]
     return sorted(entries, key=lambda entry: entry.generation)
-
-
-def find_runs(store: Store) -> Iterator[str]:
-    """The prefixes below which a run lies: empty for one at the root of the store itself, else with a slash at the end."""
-    yield from _below(store, "", 0)
-
-
-def _below(store: Store, prefix: str, depth: int) -> Iterator[str]:
-    inside = store.children(prefix)
-    if names.RUN in inside:
-        yield prefix
-    elif depth < DEEPEST:
-        for name in inside:
-            yield from _below(store, f"{prefix}{name}/", depth + 1)
 
 
 def _path(history: History) -> tuple[set[GenerationId], GenerationId | None]:
@@ -152,16 +136,19 @@ def staged_record(store: Store, generation: GenerationId) -> records.StagedRecor
         return None
 
 
-def _participants(store: Store, generation: GenerationId, delivered: list[int]) -> int | None:
-    try:
-        if delivered:
-            key = names.receipt_key(generation, delivered[0])
-            return records.decode(bounded_bytes(store, key) or b"", records.Receipt, key=key).participants
-        key = names.claim_key(generation.incarnation)
-        data = record_bytes(store, key)
-        return None if data is None else records.decode(data, records.Claim, key=key).topology.participants
-    except DamageError:
-        return None
+def _participants(store: Store, generation: GenerationId, delivered: Iterable[int]) -> int | None:
+    """How many ranks the save has: by the first receipt that can be read, else by the claim; None where none tells."""
+    return next(_told(store, generation, delivered), None)
+
+
+def _told(store: Store, generation: GenerationId, delivered: Iterable[int]) -> Iterator[int]:
+    for rank in delivered:
+        key = names.receipt_key(generation, rank)
+        with suppress(DamageError):
+            yield records.decode(bounded_bytes(store, key) or b"", records.Receipt, key=key).participants
+    key = names.claim_key(generation.incarnation)
+    with suppress(DamageError):
+        yield records.decode(record_bytes(store, key) or b"", records.Claim, key=key).topology.participants
 
 
 def time_of(text: str) -> datetime | None:

@@ -149,8 +149,8 @@ class Metrics:
 
     def _captured(self, event: Event) -> None:
         captured, generation = event.detail.get("captured"), event.generation
-        if captured is None or generation is None:
-            return
+        if captured is None or generation is None or event.detail.get("guarantee") == "weights":
+            return  # no job goes on from weights
         if event.kind in ("committed", "restored"):
             self._committed_step = generation.step
             self._of("newest_commit_captured_timestamp_seconds").set(_timestamp(captured))

@@ -1,8 +1,8 @@
 """A thread of the job that reads every commit back, so that "the newest that can be restored" is a measured fact.
 
 It runs on rank 0 and reads all bytes of a commit once more, at a bounded rate, and between saves: while one is in flight
-it waits, for one save a batch. What commits faster than it is read is passed over for the newest. Nothing of it stops
-a save or training; what it finds is a note on the commit, an event and a log line.
+it waits, for one save a batch and a minute at most. What commits faster than it is read is passed over for the newest.
+Nothing of it stops a save or training; what it finds is a note on the commit, an event and a log line.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ LAST_READ = 10.0
 
 _LOOK = 0.2
 """Seconds between two looks at whether the save in flight has ended."""
+
+MOST = 60.0
+"""Seconds that a batch waits for a save at most: one that is uploaded from the nodes may take long, and reads little."""
 
 
 class _Closed(Exception):
@@ -100,13 +103,14 @@ class Verifier:
 
         found = verify(checkpoint, deep=True, progress=progress)
         record(checkpoint, found, clock=self._clock)
-        detail = {"captured": checkpoint.manifest.captured, "bytes": found.bytes_read}
+        manifest = checkpoint.manifest
+        detail = {"captured": manifest.captured, "guarantee": manifest.guarantee.level, "bytes": found.bytes_read}
         self._tell("verified" if found.ok else "damaged", generation, "; ".join(found.problems), detail)
 
     def _give_way(self) -> None:
-        """Wait for the save in flight; not for the one after that, or there might be no end."""
-        first = self._saving()
-        while first is not None and self._saving() == first:
+        """Wait for the save in flight, a while; not for the one after that, or there might be no end."""
+        first, since = self._saving(), self._clock.monotonic()
+        while first is not None and self._saving() == first and self._clock.monotonic() - since < MOST:
             self._pause(_LOOK)
         self._pause(0.0)
 

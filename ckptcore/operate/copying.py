@@ -7,6 +7,8 @@ records name is copied. The merged view, which is derived, is made again.
 
 from __future__ import annotations
 
+import os
+import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -77,8 +79,9 @@ class Copier:
         Raises `CallError` if the target is another run, or one that has gone on by itself.
         """
         self._history.refresh()
-        if self.source.url == self.target.url:
-            raise CallError(f"{self.target.url} is the run itself: name another place for the copy")
+        one, other = _place(self.source.url), _place(self.target.url)
+        if one.startswith(other) or other.startswith(one):
+            raise CallError(f"{self.target.url} and the run {self.source.url} lie in each other: name another place for the copy")
         self._identify()
         self._there = {}
         for generation, retired in ledger.entries(self.target):
@@ -278,3 +281,9 @@ def _sources(found: Iterable[Decided]) -> set[GenerationId]:
     """The generations that hold a component of one of these commits."""
     entries = (entry for decided in found for entry in manifest_of(decided).components.values())
     return {GenerationId.parse(entry.source) for entry in entries if entry.source is not None}
+
+
+def _place(url: str) -> str:
+    """A store's URL, ending in a slash; on file systems without the symbolic links on the way."""
+    scheme, _, path = url.partition("://")
+    return f"{scheme}://{os.path.realpath(urllib.parse.unquote(path)) if scheme == 'file' else path}/"

@@ -70,7 +70,7 @@ def test_what_is_refused(ckpt: Ckpt, job: Job, place: Path) -> None:
     Job(file_store(other)).open()
     before = contents(other)
     assert "holds another run" in ckpt.refused("cp", run, other, status=2)
-    assert "is the run itself" in ckpt.refused("mirror", run, run, status=2)
+    assert "lie in each other" in ckpt.refused("mirror", run, run, status=2)
     assert "leave WHICH out" in ckpt.refused("cp", run, other, "10", "--all", status=2)
     assert "has no checkpoint of step 99" in ckpt.refused("cp", run, place / "new", "99", status=5)
     assert "--limit 'fast'" in ckpt.refused("cp", run, place / "new", "--limit", "fast", status=2)

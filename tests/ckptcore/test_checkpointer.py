@@ -150,6 +150,22 @@ def test_a_rollback_to_a_generation(place: Path) -> None:
             ckpt.restore(like=state(0), step=10, generation=first)
 
 
+def test_a_checkpoint_that_cannot_be_gone_back_to_stops_no_job(place: Path) -> None:
+    """It is refused before anything is claimed: this job goes on, and so would another one."""
+    with checkpointer(place) as ckpt:
+        ckpt.save(10, state(10)).result()
+        marked = ckpt.save(20, state(20)).result()
+        open_run(place).quarantine(marked, "the loss rose")
+        with pytest.raises(NotFound, match="no checkpoint of step 11"):
+            ckpt.restore(like=state(0), step=11)
+        with pytest.raises(NotFound, match="cannot be resumed from: it is marked quarantine"):
+            ckpt.restore(like=state(0), generation=marked)
+        with pytest.raises(GuaranteeError):
+            ckpt.restore(like={name: part for name, part in state(0).items() if name != "rng"}, step=10)
+        assert History.load(file_store(place)).bases.keys() == {1}
+        ckpt.save(30, state(30)).result()
+
+
 def test_another_run_is_refused(place: Path) -> None:
     with checkpointer(place) as ckpt:
         saved = ckpt.save(10, state(10)).result()

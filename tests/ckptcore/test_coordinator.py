@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from ckptcore.arrays import DatabaseWriter, StoredArray
 from ckptcore.components import PerRank
 from ckptcore.coordinator import Coordinator
 from ckptcore.errors import CheckpointError, StoreUnavailable, Superseded
+from ckptcore.events import Event
 from ckptcore.filestore import FileStore
 from ckptcore.geometry import Grid
 from ckptcore.names import GenerationId
@@ -241,3 +243,13 @@ def test_the_parent_and_the_metadata_are_recorded(job: Job) -> None:
     assert (second.parent, second.parent_manifest) == (str(first.generation), first.digest)
     assert second.metadata == {"loss": {"$float": "0.25"}}
     assert second.versions
+
+
+def test_a_decision_that_somebody_else_was_faster_with_is_told(job: Job) -> None:
+    """Who counts saves by events counts this one."""
+    generation, told = deliver(job, 0, 1), list[Event]()
+    assert job.coordinator().conclude(generation).committed
+    late = replace(job.coordinator(), on_event=told.append)
+    assert late.commit(generation, 2, timeout=1.0).committed
+    (event,) = (event for event in told if event.kind == "committed")
+    assert (event.generation, event.detail["guarantee"]) == (generation, "exact")

@@ -223,8 +223,18 @@ def test_something_without_an_identity_is_refused(source: Store, target: Store) 
 
 def test_the_run_itself_is_no_place_for_its_copy(source: Store) -> None:
     train(source, 10)
-    with pytest.raises(CallError, match="is the run itself"):
+    with pytest.raises(CallError, match="lie in each other"):
         copy(source, source)
+
+
+def test_a_place_inside_of_the_run_is_refused(tmp_path: Path) -> None:
+    """A collection would delete it with the generation that it lies in."""
+    source = file_store(tmp_path / "run")
+    train(source, 10)
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    for place in (tmp_path / "run" / "generations" / "copy", tmp_path / "link" / "notes", tmp_path):
+        with pytest.raises(CallError, match="lie in each other"):
+            copy(source, file_store(place))
 
 
 def test_a_copy_in_which_a_job_was_started_is_refused(source: Store, target: Store) -> None:

@@ -47,6 +47,13 @@ def of(listener: metrics.Metrics) -> dict[tuple[str, ...], float]:
     return scraped(generate_latest(listener.registry).decode())
 
 
+def test_weights_are_nothing_that_a_job_goes_on_from() -> None:
+    told = metrics.Metrics("file:///run")
+    told(Event("committed", 0, GenerationId(1, 10, 1), detail={"captured": CAPTURED, "guarantee": "exact"}))
+    told(Event("committed", 0, GenerationId(1, 20, 1), detail={"captured": CAPTURED, "guarantee": "weights"}))
+    assert of(told)["ckpt_newest_commit_step",] == 10
+
+
 def test_a_save_as_events_tell_it() -> None:
     told = metrics.Metrics("file:///run")
     assert of(told) == {}

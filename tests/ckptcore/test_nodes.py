@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
-from ckptcore import ledger, names, records, restore
+from ckptcore import finishing, ledger, names, records, restore
 from ckptcore.channel import Channel
 from ckptcore.checkpointer import Checkpointer, Restored
 from ckptcore.clock import Clock
-from ckptcore.errors import CallError, CommitUnknown, SaveAborted, SaveFailed, StoreUnavailable
+from ckptcore.errors import CallError, CommitUnknown, ProtocolViolation, SaveAborted, SaveFailed, StoreUnavailable, UnsafeStore
 from ckptcore.events import Event
 from ckptcore.filestore import FileStore
 from ckptcore.history import read_run
@@ -323,3 +324,100 @@ def test_what_is_whole_on_the_nodes_is_told(cluster: Cluster) -> None:
     assert told.on_nodes is None
     assert told.committed is not None
     assert told.committed.generation == generation
+
+
+def test_what_aborted_saves_leave_does_not_fill_the_node(cluster: Cluster) -> None:
+    """Each save deletes its own part when it is aborted, and what is decided before it writes."""
+
+    def body(link: Channel) -> None:
+        with cluster.saver(link) as saver:
+            saver.save(10, state(10, link.rank, RANKS)).result()
+            for step in (20, 30):
+                refusing = FaultyStore(saver._store, lambda operation, key: operation == "sync" and "/ranks/" in key, UnsafeStore)
+                refusing.left = 10**9 if link.rank == 1 else 0
+                real, saver._store = saver._store, refusing
+                with pytest.raises((SaveAborted, SaveFailed)):
+                    saver.save(step, state(step, link.rank, RANKS)).result()
+                saver._store = real
+            saver.save(40, state(40, link.rank, RANKS)).result()
+
+    on_ranks(RANKS, body)
+    assert [[held.generation.step for held in cluster.held(rank)] for rank in range(RANKS)] == [[40]] * RANKS
+    run_id = read_run(cluster.store).run_id
+    for rank in range(RANKS):
+        left = {path.name for path in (cluster.node(rank) / run_id / "generations").iterdir()}
+        assert left == {"000001-000000000040-1"}
+
+
+def test_what_a_job_has_left_that_died_while_it_wrote_to_its_node_is_deleted(cluster: Cluster) -> None:
+    """Nothing in the store tells of it, but its incarnation was settled."""
+    cluster.save(10)
+    left = cluster.node(0) / read_run(cluster.store).run_id / names.state_prefix(GenerationId(1, 20, 1)) / "ranks" / "00000-ab"
+    left.mkdir(parents=True)
+    (left / "x").write_bytes(b"half")
+    cluster.save(30)
+    assert not left.exists()
+
+
+def test_a_rank_that_fails_ends_the_uploads_of_the_others(cluster: Cluster) -> None:
+    def body(link: Channel) -> list[BaseException]:
+        local = Local(cluster.node(link.rank), upload_limit=None if link.rank else 1.0)
+        with cluster.saver(link, local=local) as saver:
+            saver.restore_or_init(lambda: state(0, link.rank, RANKS), like=state(0, link.rank, RANKS))
+            if link.rank == 1:
+                saver._store = FaultyStore(
+                    saver._store, lambda _, key: "/staged/00001" in key, lambda: UnsafeStore("no"), times=10**9
+                )
+            with pytest.raises((SaveAborted, SaveFailed)) as caught:
+                saver.save(10, state(10, link.rank, RANKS)).result(60)
+            return [caught.value]
+
+    (first,), _ = on_ranks(RANKS, body)
+    assert isinstance(first, SaveAborted)
+    assert "rank 1" in str(first)
+
+
+@pytest.mark.parametrize("how", ["a file", "a link", "another folder"])
+def test_a_node_that_cannot_be_read_stops_no_restore(cluster: Cluster, how: str) -> None:
+    cluster.save(10)
+    run = cluster.node(0) / read_run(cluster.store).run_id
+    generations = run / "generations"
+    if how == "a link":
+        generations.rename(run / "moved")
+        generations.symlink_to(run / "moved")
+    elif how == "a file":
+        shutil.rmtree(run)
+        run.write_text("x")
+    else:
+        (generations / "000001-000000000010-1.retired").mkdir()
+    assert [(restored.step, restored.reason) for restored in cluster.resume()] == [(10, "newest")] * RANKS
+
+
+def test_a_rank_without_local_is_refused_at_once(cluster: Cluster) -> None:
+    def body(link: Channel) -> str:
+        saver = cluster.saver(link, local=cluster.node(0) if link.rank == 0 else None)
+        with pytest.raises(CallError, match="all ranks have to call restore alike") as caught:
+            saver.restore_or_init(lambda: state(0, link.rank, RANKS), like=state(0, link.rank, RANKS))
+        with pytest.raises(CallError, match="all ranks have to call"):
+            saver.save(10, state(10, link.rank, RANKS))
+        return str(caught.value)
+
+    assert "'local': 'given'" in on_ranks(RANKS, body)[0]
+
+
+def test_processes_of_one_node_upload_their_own_parts(cluster: Cluster) -> None:
+    """All of them see all parts."""
+    cluster.save(10)
+    generation = cluster.die_in_upload(20)
+    parts = [each for rank in range(RANKS) for each in cluster.held(rank) if each.generation == generation]
+    told = finishing._tell(parts)
+    assert finishing.plan(cluster.store, [told] * 4) == {(generation, 0): 0, (generation, 1): 1}
+    assert finishing.plan(cluster.store, [b"[]", b"[]", told, told]) == {(generation, 0): 2, (generation, 1): 3}
+
+
+def test_a_receipt_of_somebody_else_on_the_node_is_told(cluster: Cluster) -> None:
+    cluster.save(10)
+    (held,) = cluster.held(0)
+    node = NodeStore.of(Local(cluster.node(0)), held.receipt.run_id, FakeClock())
+    with pytest.raises(ProtocolViolation, match="two processes act as rank 0, or the run was put back"):
+        node.keep(structs.replace(held.receipt, database="0" * 16))

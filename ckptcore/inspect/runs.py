@@ -1,0 +1,62 @@
+"""The runs below a prefix, whatever their folders are called. Reads only."""
+
+from __future__ import annotations
+
+import os
+import urllib.parse
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ckptcore import names, posix
+from ckptcore.errors import StoreError
+from ckptcore.filestore import FileStore
+from ckptcore.objectstore import ObjectStore
+from ckptcore.store import Store
+
+DEEPEST = 4
+"""How many folders below a prefix a run is looked for."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The URL of a run; or with an `error` that of a folder that could not be looked into."""
+
+    url: str
+    error: StoreError | None = None
+
+
+def find_runs(top: Store) -> Iterator[Place]:
+    """Where runs lie: `top` itself, or the nearest folders below it that have a `run.json`, in the order of their names.
+
+    Names need not be keys of a run (`run 42`). Hidden folders are passed over, and no symbolic link is followed. Raises a
+    `StoreError` where `top` itself cannot be listed.
+    """
+    if isinstance(top, FileStore):
+        yield from _in_folders(top.root, top.url, 0)
+    elif isinstance(top, ObjectStore):
+        yield from _in_keys(top.url, top.everything())
+
+
+def _in_folders(path: str, url: str, depth: int) -> Iterator[Place]:
+    try:
+        inside = dict(posix.scan(path))
+    except OSError as error:
+        refused = posix.translate(error, f"list {url}", of_run=False)
+        if depth == 0:
+            raise refused from error
+        yield Place(url, refused)
+        return
+    if names.RUN in inside:
+        yield Place(url)
+    elif depth < DEEPEST:
+        for name in sorted(name for name, is_folder in inside.items() if is_folder and not name.startswith(".")):
+            below = f"{url}/{urllib.parse.quote(os.fsencode(name))}"
+            yield from _in_folders(os.path.join(path, name), below, depth + 1)  # noqa: PTH118 - as the store has its root
+
+
+def _in_keys(url: str, keys: list[str]) -> Iterator[Place]:
+    runs = {tuple(folders) for *folders, name in (key.split("/") for key in keys) if name == names.RUN}
+    for run in sorted(runs):
+        inner = any(run[:depth] in runs for depth in range(len(run)))
+        if len(run) <= DEEPEST and not inner and not any(name.startswith(".") for name in run):
+            yield Place("/".join((url, *run)))
