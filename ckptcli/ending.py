@@ -46,20 +46,53 @@ def guarded(work: Callable[[], object], *, debug: bool) -> int:
     """Do `work`; return its exit status. Errors become one line on standard error, with `debug` a traceback."""
     try:
         result = work()
+        _flush()
     except KeyboardInterrupt:
         return _say("interrupted", Status.INTERRUPTED)
     except (BrokenPipeError, SystemExit):  # Typer makes the second of the first
-        sys.stdout = None  # pyright: ignore[reportAttributeAccessIssue] -- whoever read it has gone: nothing is left to flush
+        _drop_output()
         return Status.DONE
     except Exception as error:
+        _flush_rest()
         if debug:
             raise
-        if isinstance(error, CheckpointError):
-            return _say(_line(error), status_of(error))
-        return _say(
-            f"this is a defect of ckpt, please report it ({type(error).__name__}: {error}); --debug shows where", Status.DEFECT
-        )
+        return _ended(error)
     return result if isinstance(result, int) else Status.DONE
+
+
+def tell(error: CheckpointError, about: str) -> Status:
+    """Say what is wrong with one of several, in one line; returns the exit status that it would have alone."""
+    return _say(f"{about}: {_line(error)}", status_of(error))
+
+
+def _ended(error: Exception) -> Status:
+    if isinstance(error, CheckpointError):
+        return _say(_line(error), status_of(error))
+    if isinstance(error, OSError):  # what no store has translated: standard output, a file of ours
+        return _say(str(error), Status.STORE)
+    kind = type(error).__name__
+    return _say(f"this is a defect of ckpt, please report it ({kind}: {error}); --debug shows where", Status.DEFECT)
+
+
+def _flush() -> None:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise StoreError(f"standard output: {error.strerror}") from error
+
+
+def _flush_rest() -> None:
+    """Print what an error leaves to be printed. Where that is what fails, nothing is left to do at the end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _drop_output()
+
+
+def _drop_output() -> None:
+    sys.stdout = None  # pyright: ignore[reportAttributeAccessIssue] -- whoever read it has gone: nothing is left to flush
 
 
 def _line(error: CheckpointError) -> str:
@@ -67,5 +100,6 @@ def _line(error: CheckpointError) -> str:
 
 
 def _say(message: str, status: Status) -> Status:
-    sys.stderr.write(f"ckpt: {plain(' '.join(message.split()))}\n")  # it may quote what somebody stored
+    if sys.stderr is not None:  # closed by whoever started us
+        sys.stderr.write(f"ckpt: {plain(' '.join(message.split()))}\n")  # it may quote what somebody stored
     return status

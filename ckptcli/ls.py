@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import msgspec
@@ -11,10 +11,13 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ckptcli import text
+from ckptcli.ending import Status, tell
 from ckptcli.options import Json, Settings, Url, settings
+from ckptcli.numbers import Number, numbers
 from ckptcli.output import STYLES, emit, table
-from ckptcore.errors import NotFound
-from ckptcore.inspect.inventory import Entry, find_runs, inventory
+from ckptcore.errors import CheckpointError, NotFound
+from ckptcore.inspect.inventory import Entry, inventory
+from ckptcore.inspect.runs import Place, find_runs
 from ckptcore.store import Store
 
 
@@ -35,7 +38,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     missing: list[int]
     reason: str
     on_nodes: bool
-    metrics: dict[str, float]
+    metrics: dict[str, Number]
     tags: list[str]
     pinned: bool
 
@@ -53,25 +56,40 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", ta
     runs: list[RunRows]
 
 
-def ls(context: typer.Context, url: Url, *, as_json: Json = False) -> None:
+def ls(context: typer.Context, url: Url, *, as_json: Json = False) -> int:
     """List the generations of a run, or of all runs below a prefix.
 
     A star marks the resume point. States: committed, verified, stray (committed, but on no path from the resume point),
-    undecided, aborted, retired, quarantined, damaged, unreadable.
+    undecided, aborted, retired, quarantined, damaged, unreadable. Of a run below a prefix that cannot be listed standard
+    error tells why; the others are listed.
     """
     chosen = settings(context)
-    found = [(store, inventory(store)) for store in _runs(chosen, url)]
-    listing = Listing(runs=[RunRows(url=store.url, generations=[row(entry) for entry in entries]) for store, entries in found])
-    emit(listing, lambda: _render(found), as_json=as_json)
-
-
-def _runs(chosen: Settings, url: str) -> Iterator[Store]:
     top = chosen.store(url)
-    prefixes = list(find_runs(top))
-    if not prefixes:
+    places = list(find_runs(top))
+    if not places:
         raise NotFound(f"there is no run at {top.url}, nor below it; check the URL")
-    for prefix in prefixes:
-        yield chosen.store(f"{top.url}/{prefix}".rstrip("/")) if prefix else top
+    if places == [Place(top.url)]:
+        found, status = [(top, inventory(top))], Status.DONE
+    else:
+        found, status = _below(chosen, places)
+    listing = Listing(runs=[RunRows(url=store.url, generations=[row(entry) for entry in entries]) for store, entries in found])
+    if found or as_json:
+        emit(listing, lambda: _render(found, several=len(places) > 1), as_json=as_json)
+    return status
+
+
+def _below(chosen: Settings, places: Sequence[Place]) -> tuple[list[tuple[Store, list[Entry]]], Status]:
+    """The runs that can be listed, and the worst status; one that cannot be hides no other."""
+    found, worst = list[tuple[Store, list[Entry]]](), Status.DONE
+    for place in places:
+        try:
+            if place.error is not None:
+                raise place.error
+            store = chosen.store(place.url)
+            found.append((store, inventory(store)))
+        except CheckpointError as error:
+            worst = max(worst, tell(error, place.url))
+    return found, worst
 
 
 def row(entry: Entry) -> Row:
@@ -91,17 +109,17 @@ def row(entry: Entry) -> Row:
         missing=list(entry.missing),
         reason=entry.reason,
         on_nodes=entry.on_nodes,
-        metrics=dict(entry.listed.metrics),
+        metrics=numbers(entry.listed.metrics),
         tags=list(entry.listed.tags),
         pinned=entry.listed.pinned,
     )
 
 
-def _render(found: Sequence[tuple[Store, Sequence[Entry]]]) -> RenderableType:
+def _render(found: Sequence[tuple[Store, Sequence[Entry]]], *, several: bool) -> RenderableType:
     now = datetime.now(UTC)
     parts: list[RenderableType] = []
     for store, entries in found:
-        if len(found) > 1:
+        if several:
             parts += [Text(store.url, style="bold")]
         parts += [_table(entries, now) if entries else Text("no generations yet"), Text("")]
     return Group(*parts[:-1])
@@ -118,17 +136,15 @@ def _table(entries: Sequence[Entry], now: datetime) -> RenderableType:
             text.size(entry.bytes),
             text.age(entry.at, now),
             entry.guarantee or "",
-            text.plain(_notes(entry)),
+            text.cell(_notes(entry)),
         )
     return made
 
 
 def _notes(entry: Entry) -> str:
-    parts = (
-        [f"no receipt from {text.ranks(entry.missing)} of {entry.participants}"] if entry.missing and entry.participants else []
-    )
+    parts = [text.missing(entry.missing, entry.participants)] if entry.missing or entry.state == "undecided" else []
     parts += [text.first_line(entry.reason)] if entry.reason else []
     parts += ["pinned"] if entry.listed.pinned else []
     parts += [f"tag {tag}" for tag in entry.listed.tags]
     parts += [f"{name}={value:.4g}" for name, value in entry.listed.metrics.items()]
-    return "; ".join(parts)
+    return "; ".join(part for part in parts if part)

@@ -49,7 +49,10 @@ class Save(msgspec.Struct, kw_only=True):
 
 
 class Undecided(msgspec.Struct, kw_only=True):
-    """A save that is under way, or that nobody has decided. `missing`: ranks without a receipt."""
+    """A save that is under way, or that nobody has decided. `missing`: ranks without a receipt.
+
+    Where nobody can tell how many ranks it has, `participants` is null, and `missing` says nothing.
+    """
 
     generation: str
     participants: int | None
@@ -224,5 +227,4 @@ def _backlog(backlog: core.Backlog) -> str:
 
 
 def _undecided(each: Undecided) -> str:
-    lack = f"no receipt from {text.ranks(each.missing)} of {each.participants}" if each.missing else "all receipts are there"
-    return f"{each.generation}, {lack}"
+    return f"{each.generation}, {text.missing(each.missing, each.participants) or 'all receipts are there'}"

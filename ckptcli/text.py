@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+FUTURE = "in the future: a clock is wrong"
 _SPANS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
@@ -33,7 +34,17 @@ def span(seconds: float) -> str:
 
 def age(at: datetime | None, now: datetime) -> str:
     """How long ago something was; empty if nobody knows."""
-    return "" if at is None else span((now - at) / timedelta(seconds=1))
+    return "" if at is None else since((now - at) / timedelta(seconds=1))
+
+
+def ago(at: datetime | None, now: datetime) -> str:
+    """The same in a sentence: `3 h 12 min ago`."""
+    return "at an unknown time" if at is None else since((now - at) / timedelta(seconds=1), " ago")
+
+
+def since(seconds: float, ending: str = "") -> str:
+    """An age, and what follows it. A negative one is told as what it is, from a second on."""
+    return FUTURE if seconds < -1 else span(seconds) + ending
 
 
 def ranks(numbers: Sequence[int], most: int = 6) -> str:
@@ -52,9 +63,21 @@ def ranks(numbers: Sequence[int], most: int = 6) -> str:
     )
 
 
+def missing(numbers: Sequence[int], participants: int | None) -> str:
+    """Who has delivered no receipt for an undecided save, of how many; empty if all have."""
+    if participants is None:
+        return f"no receipt from {ranks(numbers)}" if numbers else "nobody can tell who is missing"
+    return f"no receipt from {ranks(numbers)} of {participants}" if numbers else ""
+
+
 def plain(stored: str) -> str:
     """Text that somebody stored, without what would steer a terminal."""
     return "".join(character if character.isprintable() or character == "\n" else ascii(character)[1:-1] for character in stored)
+
+
+def cell(stored: str) -> str:
+    """The same in one line, as a cell of a table has it: what is stored must not look like another row."""
+    return plain(stored).replace("\n", "\\n")
 
 
 def plural(count: int, noun: str) -> str:

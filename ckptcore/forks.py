@@ -7,8 +7,10 @@ commit of its own it starts from there, so a restart before the first commit doe
 from __future__ import annotations
 
 import os
+import secrets
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from ckptcore import ledger, names, notes, records
 from ckptcore.clock import Clock
@@ -29,7 +31,7 @@ from ckptcore.history import History, read_run
 from ckptcore.ledger import Decided, manifest_of
 from ckptcore.names import GenerationId
 from ckptcore.reader import Checkpoint
-from ckptcore.store import Storage, Store, open_store
+from ckptcore.store import Storage, Store, open_store, overlap
 from ckptcore.verify import check_whole
 
 OTHER = "Fork another generation of it to a new URL: open_run({url!r}).fork(new_url, generation=…)"
@@ -124,12 +126,6 @@ def parent_record(origin: Store, decided: Decided, components: Sequence[str], *,
     A parent that cannot be written to is not pinned, with a warning. Raises `Retired` when retention was faster.
     """
     manifest = manifest_of(decided)
-    unknown = [name for name in components if name not in manifest.components]
-    if unknown:
-        raise NotFound(
-            f"generation {decided.generation} of {origin.url} has no component {unknown[0]!r};"
-            f" it has {sorted(manifest.components)}"
-        )
     text = "a run was forked from here"
     if not try_note(origin, manifest.run_id, decided.generation, "pin", text=text, clock=clock):
         log.warning("%s of %s is not pinned: see to it that it is kept while it is needed", decided.generation, origin.url)
@@ -145,8 +141,11 @@ def parent_record(origin: Store, decided: Decided, components: Sequence[str], *,
 
 def try_note(origin: Store, run_id: str, generation: GenerationId, kind: str, *, text: str, clock: Clock) -> bool:
     """Write a note into another run, which may be read-only to us: then, with a warning, it is not written."""
+    name = "pin" if kind == "pin" else None  # one pin, however often it is tried
     try:
-        notes.write(origin, run_id, generation, kind, clock=clock, text=records.clip(text))
+        notes.write(origin, run_id, generation, kind, clock=clock, name=name, text=records.clip(text))
+    except DamageError as error:
+        log.warning("the %s note on %s is unreadable, and counts as one: %s", kind, generation, shorten(error))
     except StoreUnavailable:
         raise  # transient, and no sign of a read-only store
     except StoreError as error:
@@ -193,6 +192,34 @@ def open_parent(parent: records.Parent, storage: Storage) -> Checkpoint:
             f" {OTHER.format(url=origin.url)}"
         )
     return Checkpoint(origin, decided)
+
+
+def fork(
+    origin: Store, target: Store, decided: Decided, components: Sequence[str], *, clock: Clock
+) -> records.Run:
+    """Make a new run in `target` from a commit of `origin`. The pin is durable before the run is there, as its data must be kept.
+
+    Raises, before anything is pinned, `CallError` for a target that lies in `origin` or the reverse or holds a run,
+    `NotFound` for components that the commit has not, and a `StoreError` if nothing can be written to the target.
+    """
+    if overlap(origin.url, target.url):
+        raise CallError(f"{target.url} and the run {origin.url} lie in each other: fork to another place")
+    if target.get(names.RUN) is not None:
+        raise CallError(f"{target.url} holds a run already; fork to a new URL")
+    known = manifest_of(decided).components
+    unknown = [name for name in components if name not in known]
+    if unknown:
+        raise NotFound(f"generation {decided.generation} of {origin.url} has no component {unknown[0]!r}; it has {sorted(known)}")
+    _try_writing(target)
+    return create(target, parent_record(origin, decided, components, clock=clock), clock=clock)
+
+
+def _try_writing(store: Store) -> None:
+    """Raise a `StoreError` if nothing can be written there. A key that nobody may delete stays (spec: store probe)."""
+    prefix = f"probe/{secrets.token_hex(16)}/"
+    store.put_if_absent(f"{prefix}fork", b"fork")
+    with suppress(StoreError):
+        store.delete_prefix(prefix)
 
 
 def create(store: Store, parent: records.Parent, *, clock: Clock) -> records.Run:

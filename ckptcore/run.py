@@ -237,13 +237,10 @@ class Run:
         `components`: which to take (a text is one of them); all by default. The commit is pinned here.
         """
         target = open_store(url, storage or self._storage)
-        if target.get(names.RUN) is not None:
-            raise CallError(f"{target.url} holds a run already; fork to a new URL")
         checkpoint = self.checkpoint(step=step, generation=generation)
         named = [components] if isinstance(components, str) else components
         chosen = list(named or checkpoint.manifest.components)
-        parent = forks.parent_record(self._store, checkpoint.decided, chosen, clock=self._clock)
-        return forks.create(target, parent, clock=self._clock).run_id
+        return forks.fork(self._store, target, checkpoint.decided, chosen, clock=self._clock).run_id
 
     def _restore(
         self, checkpoint: Checkpoint, like: Mapping[str, Any] | None, components: tuple[str, ...] | None, rules: Rules, rank: int

@@ -141,6 +141,18 @@ def open_store(url: str | os.PathLike[str], storage: Storage | None = None) -> S
     raise CallError(f"{text!r} is not a store: use a path, file:///…, s3://bucket/prefix, gs://bucket/prefix or memory://name")
 
 
+def overlap(one: str, other: str) -> bool:
+    """Whether two stores, by their URLs, are one, or lie in each other; on file systems symbolic links are followed."""
+    places = [_place(one), _place(other)]
+    return places[0].startswith(places[1]) or places[1].startswith(places[0])
+
+
+def _place(url: str) -> str:
+    """A store's URL, ending in a slash; on file systems without the symbolic links on the way."""
+    scheme, _, path = url.partition("://")
+    return f"{scheme}://{os.path.realpath(urllib.parse.unquote(path)) if scheme == 'file' else path}/"
+
+
 def _file_store(path: str, storage: Storage) -> FileStore:
     if "\0" in path or not path or any("\ud800" <= character <= "\udfff" for character in path):
         raise CallError(f"{path!r} is not a path of UTF-8 text, as TensorStore needs it")

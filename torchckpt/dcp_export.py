@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from ckptcore import dtypes
-from ckptcore.errors import CallError, CheckpointError, NotFound
+from ckptcore.errors import CallError, CheckpointError, NotFound, StructureMismatch
 from ckptcore.formats.exporting import Exported, Progress
 from ckptcore.formats.foreign import Tensor
 from ckptcore.formats.fresh_folder import fresh_folder
@@ -46,7 +46,8 @@ def export_dcp(
     `prefix` comes before each name: with `model.` it is loaded into `{"model": model.state_dict()}`. `names` are the rules
     with which `DcpCheckpoint` would read it again (`ckptcore.formats.renames`), applied backwards; a rule to None leaves out.
     Values become objects that torch pickles; their types are Python's own. `progress` is told of bytes as they are read.
-    Raises `CallError` for a folder that is not free, and for two leaves with one name; `UnsupportedLeaf` for a dtype that
+    Raises `CallError` for a folder that is not free, and for two leaves with one name; `StructureMismatch`
+    for names that `names` does not bring back, and for random keys; `UnsupportedLeaf` for a dtype that
     torch lacks; `DamageError` for bytes that differ from their digests; `StoreError`.
     """
     chosen = _chosen(source, component, prefix, names)
@@ -77,14 +78,23 @@ class _Planner(DefaultSavePlanner):
 
 def _chosen(source: Readable, component: str, prefix: str, names: Names | None) -> dict[str, StoredLeaf]:
     """The leaves to write by their names in the checkpoint."""
-    back, found = Renames.back(names), dict[str, StoredLeaf]()
+    back, forth, found = Renames.back(names), Renames.of(names), dict[str, StoredLeaf]()
+    problems: list[str] = []
     for leaf in source.leaves(component).values():
-        name = back(".".join(str(element) for _, element in leaf.record.path))
-        if name is not None:
-            other = found.setdefault(prefix + name, leaf)
-            if other is not leaf:
-                one, two = (show_path(component, each.record.path) for each in (other, leaf))
-                raise CallError(f"{one} and {two} would both be called {prefix + name!r}: give other names")
+        own, where = ".".join(str(element) for _, element in leaf.record.path), show_path(component, leaf.record.path)
+        name = back(own)
+        if name is None:
+            continue
+        other = found.setdefault(prefix + name, leaf)
+        if other is not leaf:
+            one = show_path(component, other.record.path)
+            raise CallError(f"{one} and {where} would both be called {prefix + name!r}: give other names")
+        if isinstance(leaf.record, ArrayLeaf) and leaf.record.prng_impl is not None:
+            problems.append(f"{where}: a random key, which torch cannot hold; leave it out: names={{{own!r}: None}}")
+        elif forth(name) != own:
+            problems.append(f"{where}: would be called {name!r}, which `names` reads as {forth(name)!r}")
+    if problems:
+        raise StructureMismatch(f"component {component!r} of {source.title} cannot be exported:", problems)
     if not found:
         raise NotFound(f"component {component!r} of {source.title} has no leaves to write")
     return found

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ckptcli.formats.shared import Called, NewRun, Rules, Source, bring_in, rules
+from ckptcli.formats.shared import Called, NewRun, Rules, Source, bring_in, count_of_bytes, rules
 from ckptcli.options import Json
 from ckptcore.formats.orbax_source import Orbax
 
@@ -16,6 +16,7 @@ Subtree = Annotated[
 ]
 Item = Annotated[str | None, typer.Option(metavar="ITEM", help="Which item of a CheckpointManager's.")]
 Step = Annotated[int | None, typer.Option(metavar="STEP", help="Which step; the newest by default.")]
+MaxChunk = Annotated[str, typer.Option(metavar="SIZE", help="The most memory for one chunk of an array.")]
 
 
 def orbax(
@@ -28,11 +29,13 @@ def orbax(
     item: Item = None,
     step: Step = None,
     names: Rules = None,
+    max_chunk: MaxChunk = "1GiB",
     as_json: Json = False,
 ) -> None:
     """Make a new run from an Orbax checkpoint.
 
     SRC is a checkpoint's folder, or a CheckpointManager's. Other runs start from the new one (start_from); none resumes from it.
     """
-    source = Orbax(src, component=component, subtree=subtree, names=rules(names), item=item, step=step)
+    options = {"names": rules(names), "item": item, "step": step, "max_chunk_bytes": count_of_bytes(max_chunk)}
+    source = Orbax(src, component=component, subtree=subtree, **options)
     bring_in(context, source, url, as_json=as_json)

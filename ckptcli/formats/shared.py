@@ -16,6 +16,7 @@ from rich.text import Text
 from ckptcli import text
 from ckptcli.options import named, settings
 from ckptcli.output import Advance, emit, progress
+from ckptcore.canonical import MAX_INT
 from ckptcore.errors import CallError
 from ckptcore.formats.exporting import Exported, array_bytes
 from ckptcore.formats.foreign import Foreign
@@ -78,7 +79,7 @@ def checkpoint_of(context: typer.Context, url: str, which: str | None) -> Checkp
 
 def chosen(checkpoint: Checkpoint, components: Sequence[str] | None) -> list[str]:
     """The components that are named, or all. Raises `NotFound` for one that there is not."""
-    names = list(components or checkpoint.names)
+    names = list(dict.fromkeys(components or checkpoint.names))
     for name in names:
         checkpoint.ranks(name)
     return names
@@ -106,9 +107,12 @@ def count_of_bytes(given: str) -> int:
     """A size such as `5GB` or `512MiB` in bytes. Raises `CallError`."""
     match = _SIZE.fullmatch(given.strip())
     if match is None:
-        raise CallError(f"{given!r} is no size: expected one such as 5GB or 512MiB")
+        raise CallError(f"{given[:80]!r} is no size: expected one such as 5GB or 512MiB")
     unit = (match[2] or "").lower()
-    return int(float(match[1]) * (1024 if unit.endswith("i") else 1000) ** _POWERS[unit.rstrip("i")])
+    count = float(match[1]) * (1024 if unit.endswith("i") else 1000) ** _POWERS[unit.rstrip("i")]
+    if count > MAX_INT:
+        raise CallError(f"{given[:80]!r} is more bytes than anything has: expected a size such as 5GB or 512MiB")
+    return int(count)
 
 
 def torch_part(module: str) -> Any:

@@ -21,8 +21,8 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from ckptcore import canonical, digests, dtypes, readable, records, values
-from ckptcore.errors import CallError, NotFound
-from ckptcore.formats.renames import Names, Renames
+from ckptcore.errors import CallError, NotFound, StructureMismatch
+from ckptcore.formats.renames import Names, Renames, shown
 from ckptcore.geometry import Box
 from ckptcore.match import cast_name
 from ckptcore.names import Path, array_name, check_component
@@ -33,6 +33,9 @@ HEAD_BYTES = 4096
 """Of each tensor, the bytes that are part of a source's digest: they tell two models of one architecture apart."""
 PIECE_BYTES = 16 << 20
 """The most bytes of a tensor that are held at a time where it is gone through from end to end."""
+MAX_PART_BYTES = 255
+"""The most bytes of a name in a folder."""
+_MAX_PATH_BYTES = 4095
 
 
 class Source(Readable, Protocol):
@@ -189,8 +192,12 @@ class Foreign(ABC):
 
     @cached_property
     def _leaves(self) -> dict[str, StoredLeaf]:
-        leaves = [self._leaf(self._path(new, name), name) for new, name in self._names.items()]
-        return {leaf.name: leaf for leaf in leaves}
+        leaves: dict[str, StoredLeaf] = {}
+        for new, name in self._names.items():
+            leaf = self._leaf(self._path(new, name), name)
+            if leaves.setdefault(leaf.name, leaf) is not leaf:
+                raise StructureMismatch(f"{self.title}: two tensors would both be called {shown(leaf.name)} here")
+        return leaves
 
     @cached_property
     def _known(self) -> dict[str, str]:
@@ -209,10 +216,19 @@ class Foreign(ABC):
 
 
 def absolute(path: str | os.PathLike[str]) -> FilePath:
-    """`path`, beginning at the root. Raises `CallError` for one that no file can have."""
+    """`path`, beginning at the root. Raises `CallError` for one that no file can have, or that is not UTF-8 text."""
+    told = shown(str(path))
     if "\0" in str(path):
-        raise CallError(f"the path {str(path)!r} has a zero byte, which no file's name can have")
-    return FilePath(path).expanduser().absolute()
+        raise CallError(f"the path {told} has a zero byte, which no file's name can have")
+    if any("\ud800" <= character <= "\udfff" for character in str(path)):
+        raise CallError(f"the path {told} is not UTF-8 text, as TensorStore needs it: use another")
+    try:
+        found = FilePath(path).expanduser().absolute()
+    except RuntimeError as error:
+        raise CallError(f"the path {told}: there is no home directory of that name; write ./~… for a name with '~'") from error
+    if len(str(found).encode()) > _MAX_PATH_BYTES or any(len(part.encode()) > MAX_PART_BYTES for part in found.parts):
+        raise CallError(f"the path {told} is longer than a file's can be, or a part of it than {MAX_PART_BYTES} bytes")
+    return found
 
 
 def pieces(tensor: Tensor, *, rows: int = 1) -> Iterator[Box]:

@@ -30,6 +30,7 @@ from ckptcore import dtypes, orbax_view
 from ckptcore.array_spec import StoredArray
 from ckptcore.array_writer import DatabaseWriter
 from ckptcore.errors import CallError, NotFound
+from ckptcore.formats import orbax_metadata
 from ckptcore.formats.exporting import Exported, Progress, read_in_parts, regular
 from ckptcore.formats.fresh_folder import fresh_folder
 from ckptcore.geometry import Grid
@@ -71,12 +72,12 @@ def export_orbax(
     """Write components (default: all) as an Orbax checkpoint into the folder `path`, which must be absent or empty.
 
     `progress` is told of array bytes as they are read. Raises `CallError` for a folder that is not free, and if two leaves
-    would have one name; `DamageError` for bytes that differ from their digests; `StoreError`.
+    would have one name, or one that Orbax cannot read; `DamageError` for bytes that differ from their digests; `StoreError`.
     """
-    names = list(checkpoint.names if components is None else components)
+    names = list(checkpoint.names if components is None else dict.fromkeys(components))
     ranked = [name for name in names if checkpoint.ranks(name) != [None]]
     tree = dict(_tree(checkpoint, [name for name in names if name not in ranked]))
-    if not tree:
+    if not _words(tree):
         raise NotFound(f"{checkpoint.title} has nothing that Orbax could hold; it has {sorted(checkpoint.names)}")
     called = _names(tree)
     with fresh_folder(path) as folder:
@@ -119,7 +120,7 @@ def _scalar(value: Any) -> _Scalar | _Left:
 
 
 def _names(tree: Mapping[TreePath, _Shown]) -> dict[TreePath, str]:
-    """Orbax's name of each place: its elements with dots between them. Raises `CallError` if two have the same."""
+    """Orbax's name of each place: its elements with dots between them. Raises `CallError` if two have the same, or for no path."""
     called: dict[str, TreePath] = {}
     for place in tree:
         name = ".".join(str(value) for _, value in place)
@@ -127,6 +128,11 @@ def _names(tree: Mapping[TreePath, _Shown]) -> dict[TreePath, str]:
         if other is not place:
             raise CallError(
                 f"{_show(other)} and {_show(place)} would both be {name!r} for Orbax: export other components, or zarr"
+            )
+        if not isinstance(tree[place], str | _Left) and not orbax_metadata.is_path(name):
+            raise CallError(
+                f"{_show(place)} would be {name[:200]!r} for Orbax, which is no path inside of a checkpoint:"
+                " export other components, or zarr"
             )
     return {place: name for name, place in called.items()}
 

@@ -6,6 +6,7 @@ are read with TensorStore, chunk by chunk, and never whole unless they are asked
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import stat
@@ -22,7 +23,7 @@ from ckptcore.array_spec import MANIFEST, answer, read_error
 from ckptcore.errors import Damaged, InvalidRecord, NotFound, UnsupportedFormat
 from ckptcore.formats import orbax_folder, orbax_metadata
 from ckptcore.formats.boxes_in_files import opened
-from ckptcore.formats.foreign import HEAD_BYTES, Foreign, Tensor, pieces
+from ckptcore.formats.foreign import HEAD_BYTES, Foreign, Tensor, absolute, pieces
 from ckptcore.formats.orbax_metadata import Entry, Tree
 from ckptcore.formats.renames import Names
 from ckptcore.geometry import SHOWN, Box
@@ -33,11 +34,15 @@ MAX_METADATA_BYTES = 256 << 20
 """The most bytes of a tree's description."""
 MAX_ARRAY_METADATA_BYTES = 64 << 10
 """The most bytes of an array's."""
-MAX_CHUNK_BYTES = 64 << 30
-"""The most bytes of a chunk, which has to be in memory as a whole."""
+MAX_CHUNK_BYTES = 1 << 30
+"""The most bytes of a chunk, which has to be in memory as a whole, unless somebody asks for another number."""
+CHECKED_CHUNK_BYTES = 1 << 20
+"""From this size on, a chunk that is stored as it is has to have all its bytes before memory is taken for it."""
 CACHE_BYTES = 256 << 20
 """The memory that keeps chunks of which several boxes are read."""
 _MAX_DIMENSIONS = 32
+_SHARD_INDEX_BYTES = 16
+"""Bytes of a chunk's entry in the index of a shard."""
 _STRINGS = "_strings.json"
 _ARRAY_METADATAS = "array_metadatas"
 _SCALARS = frozenset({"bool", "int64", "float64"})
@@ -52,7 +57,8 @@ class Orbax(Foreign):
     leaves are to be called together. `subtree`: which leaves, by the keys on the way to them with dots between (`params`, or
     `model.encoder`); by default those below the component's name, the empty text for all. `names`: rules from the names
     below there, with dots, to the component's (`ckptcore.formats.renames`). `cast`: the floating-point dtype that a run which
-    starts from here takes; None takes what is stored.
+    starts from here takes; None takes what is stored. `max_chunk_bytes`: the most bytes of a chunk, which has to be in memory
+    as a whole.
 
     Paths stay as they are: keys of dicts, indexes of lists. Python's numbers, texts and empty nodes are values, arrays of random
     keys come back as keys. Raises, when it is first read: `NotFound`; a `DamageError` that names the file for what is not whole
@@ -72,10 +78,13 @@ class Orbax(Foreign):
         cast: Any = None,
         item: str | None = None,
         step: int | None = None,
+        max_chunk_bytes: int = MAX_CHUNK_BYTES,
     ) -> None:
         super().__init__(path, component=component, names=names, cast=cast)
         self.subtree = component if subtree is None else subtree
         self.item, self.step = item, step
+        self._max_chunk_bytes = max_chunk_bytes
+        self._whole: set[str] = set()
 
     def _tensors(self) -> Mapping[str, Tensor]:
         return self._logical
@@ -93,8 +102,36 @@ class Orbax(Foreign):
 
     def _read(self, tensor: str, boxes: Sequence[Box]) -> list[np.ndarray]:
         array, where = self._arrays[tensor], self._where(tensor)
+        self._check_stored(tensor, boxes)
+        found = [_memory(box, self._dtype(tensor), where) for box in boxes]
         reading = [array[box.slices()].read() for box in boxes]
-        return [np.array(answer(future, where, read_error), self._dtype(tensor), order="C") for future in reading]
+        for memory, future in zip(found, reading, strict=True):
+            memory[...] = answer(future, where, read_error)
+        return found
+
+    def _check_stored(self, tensor: str, boxes: Sequence[Box]) -> None:
+        """Raise `Damaged` if a large chunk that meets the boxes is stored as it is, and shorter than it has to be."""
+        array, where = self._arrays[tensor], self._where(tensor)
+        more = orbax_metadata.added_bytes(self._raw[tensor], zarr3=self._tree.zarr3, where=where)
+        chunk = _chunk_shape(array)
+        size = math.prod(chunk) * array.dtype.numpy_dtype.itemsize
+        if more is None or size < CHECKED_CHUNK_BYTES:
+            return
+        for box in boxes:
+            spans = [range(a // c, -(-b // c)) for a, b, c in zip(box.start, box.stop, chunk, strict=True)]
+            for place in itertools.product(*spans):
+                key = orbax_metadata.chunk_key(self._raw[tensor], place, zarr3=self._tree.zarr3, where=where)
+                self._check_length(f"{self._entries[tensor].name}/{key}", size + more)
+
+    def _check_length(self, key: str, size: int) -> None:
+        """Raise `Damaged` if a value is there, and has fewer than `size` bytes: its last byte is read."""
+        if key not in self._whole:
+            where = f"{self._home}: {key[:200]}"
+            try:
+                answer(self._kvstore.read(key, byte_range=slice(size - 1, size)), where, _out_of_range)
+            except _Shorter as error:
+                raise Damaged(f"{where} has fewer than the {size} bytes of a chunk: it is cut short") from error
+            self._whole.add(key)
 
     def _pieces(self, tensor: str) -> Iterable[Box]:
         """The chunks of an array, each in pieces of its own where it is large."""
@@ -103,7 +140,7 @@ class Orbax(Foreign):
     def _heads(self, tensors: Sequence[str]) -> Iterator[bytes]:
         for name in tensors:
             key = orbax_metadata.chunk_key(
-                self._raw[name], len(self._logical[name].shape), zarr3=self._tree.zarr3, where=self._where(name)
+                self._raw[name], [0] * len(self._logical[name].shape), zarr3=self._tree.zarr3, where=self._where(name)
             )
             yield self._head(f"{self._entries[name].name}/{key}")
 
@@ -118,8 +155,11 @@ class Orbax(Foreign):
     @cached_property
     def _home(self) -> FilePath:
         """The folder of the tree."""
-        home = orbax_folder.find(self.path, item=self.item, step=self.step)
-        _check_files(home)
+        try:
+            home = absolute(orbax_folder.find(self.path, item=self.item, step=self.step))
+            _check_files(home)
+        except OSError as error:
+            raise posix.translate(error, f"looking into {self.path}", of_run=False) from error
         return home
 
     @cached_property
@@ -169,7 +209,10 @@ class Orbax(Foreign):
         opening = {tensor: ts.open(self._spec(self._entries[tensor].name), context=self._context) for tensor in self._raw}
         found = {tensor: answer(future, self._where(tensor), read_error) for tensor, future in opening.items()}
         for tensor, array in found.items():
-            _check(array, self._where(tensor))
+            _check(array, self._where(tensor), self._max_chunk_bytes)
+            impl = self._keys.get(self._entries[tensor].name)
+            if impl is not None:
+                orbax_metadata.check_keys(impl, array.dtype.name, array.shape, where=self._where(tensor))
         return found
 
     @cached_property
@@ -201,7 +244,11 @@ class Orbax(Foreign):
 
     @cached_property
     def _texts(self) -> dict[str, str]:
-        return orbax_metadata.texts(_file(self._home / _STRINGS), where=str(self._home / _STRINGS))
+        path = self._home / _STRINGS
+        try:
+            return orbax_metadata.texts(_file(path), where=str(path))
+        except NotFound as error:
+            raise Damaged(f"{path} is missing, though {METADATA} lists texts") from error
 
     @cached_property
     def _keys(self) -> dict[str, str]:
@@ -284,7 +331,15 @@ def _check_files(home: FilePath) -> None:
             )
 
 
-def _check(array: ts.TensorStore, where: str) -> None:
+def _memory(box: Box, dtype: np.dtype, where: str) -> np.ndarray:
+    """Memory for a box. TensorStore ends the process where it has none for a result; numpy, which is asked first, does not."""
+    try:
+        return np.empty(box.shape, dtype)
+    except (MemoryError, ValueError) as error:
+        raise UnsupportedFormat(f"{where}: there is no memory for {list(box.shape)} elements of {dtype} together") from error
+
+
+def _check(array: ts.TensorStore, where: str, max_chunk_bytes: int) -> None:
     """Refuse what no memory could hold, before anything of it is allocated."""
     chunk = _chunk_shape(array)
     if array.rank > _MAX_DIMENSIONS or any(extent > canonical.MAX_INT for extent in array.shape):
@@ -293,8 +348,12 @@ def _check(array: ts.TensorStore, where: str) -> None:
         )
     if any(part > max(extent, 1) for part, extent in zip(chunk, array.shape, strict=True)):
         raise InvalidRecord(f"{where}: chunks of {list(chunk)} are larger than the array of {list(array.shape)}")
-    if math.prod(chunk) * array.dtype.numpy_dtype.itemsize > MAX_CHUNK_BYTES:
-        raise UnsupportedFormat(f"{where}: chunks of {list(chunk)} are larger than {MAX_CHUNK_BYTES} bytes")
+    index = math.prod(array.chunk_layout.write_chunk.shape or ()) // max(math.prod(chunk), 1) * _SHARD_INDEX_BYTES
+    if max(math.prod(chunk) * array.dtype.numpy_dtype.itemsize, index) > max_chunk_bytes:
+        raise UnsupportedFormat(
+            f"{where}: chunks of {list(chunk)} are larger than {max_chunk_bytes} bytes, the most that is held in memory;"
+            " raise max_chunk_bytes if there is the memory"
+        )
 
 
 def _chunk_shape(array: ts.TensorStore) -> tuple[int, ...]:

@@ -17,6 +17,8 @@ from ckptcore.geometry import SHOWN
 
 Names = Mapping[str, str | None]
 """Rules, as a caller gives them."""
+_SHOWN = 200
+"""Characters of a name in an error."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +74,16 @@ class Renames:
         for name in known:
             new = self(name)
             if new is not None and table.setdefault(new, name) != name:
-                twice.append(f"{table[new]!r} and {name!r} both become {new!r}")
+                twice.append(f"{shown(table[new])} and {shown(name)} both become {shown(new)}")
         if twice:
             more = [f"and {len(twice) - SHOWN} more"] if len(twice) > SHOWN else []
             raise StructureMismatch(f"{where}: `names` gives several tensors one name:", [*twice[:SHOWN], *more])
         return table
+
+
+def shown(name: str) -> str:
+    """A name in an error: quoted, and cut where it is long."""
+    return repr(name) if len(name) <= _SHOWN else f"{name[:_SHOWN]!r}…"
 
 
 def _items(names: Names | None) -> list[tuple[str, str | None]]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ckptcore import posix
 from ckptcore.errors import CallError, Damaged, InvalidRecord, NotFound
 from ckptcore.formats.boxes_in_files import OpenFile, Stamp, opened, read_box
 from ckptcore.formats.foreign import HEAD_BYTES, Foreign, Tensor
@@ -87,6 +88,13 @@ class Safetensors(Foreign):
 
 def _find(path: Path) -> Path:
     """The file or the index that `path` means."""
+    try:
+        return _found(path)
+    except OSError as error:
+        raise posix.translate(error, f"looking into {path}", of_run=False) from error
+
+
+def _found(path: Path) -> Path:
     if not path.is_dir():
         return path
     for name in ("model" + SUFFIX, "model" + INDEX_SUFFIX):

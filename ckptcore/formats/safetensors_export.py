@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 
 from ckptcore import dtypes, posix
-from ckptcore.errors import CallError, StructureMismatch
+from ckptcore.errors import CallError, NotFound, StructureMismatch
 from ckptcore.formats import safetensors_header
 from ckptcore.formats.foreign import Tensor, absolute, pieces
+from ckptcore.formats.fresh_folder import made, temporary_name
 from ckptcore.formats.renames import Names, Renames
 from ckptcore.formats.safetensors import INDEX_SUFFIX, SUFFIX
 from ckptcore.match import cast_name, is_floating
@@ -71,7 +71,7 @@ def export_safetensors(
     that is tied to another is not written twice, but under its own name where the other is left out. Nothing is overwritten.
     `progress` is told of stored bytes as they are read.
 
-    Raises `CallError` if there are files already, and for a limit that is no positive number; `StructureMismatch` for leaves
+    Raises `CallError` if there are files already, `NotFound` if nothing is to be written, `CallError` for a limit that is no positive number; `StructureMismatch` for leaves
     that are no arrays, and for names that `names` does not bring back; `UnsupportedLeaf` for a dtype that the format lacks.
     """
     target = absolute(path)
@@ -121,6 +121,8 @@ def _items(source: Readable, component: str, names: Names | None, cast: str | No
             items[name] = _Item(leaf, record, cast if cast is not None and is_floating(record.dtype) else record.dtype)
     if problems:
         raise StructureMismatch(f"component {component!r} of {source.title} cannot be exported:", problems)
+    if not items:
+        raise NotFound(f"component {component!r} of {source.title} has no arrays to write")
     for item in items.values():
         safetensors_header.format_name(item.dtype, where=show_path(component, item.record.path))
     return items
@@ -184,9 +186,8 @@ def _bytes(source: Readable, item: _Item, progress: Callable[[int], object]) -> 
 
 def _publish(home: Path, contents: Mapping[str, Iterator[bytes | memoryview]]) -> None:
     """Write every file under a temporary name, then give all of them their own, in order."""
-    home.mkdir(parents=True, exist_ok=True)
-    temporary = {file: home / f".{file}.{uuid4().hex}.tmp" for file in contents}
-    with _shared(home):
+    temporary = {file: home / temporary_name(file, _suffix(file)) for file in contents}
+    with made(home), _shared(home):
         try:
             for file, parts in contents.items():
                 _write(temporary[file], parts)
@@ -197,6 +198,10 @@ def _publish(home: Path, contents: Mapping[str, Iterator[bytes | memoryview]]) -
         finally:
             for path in temporary.values():
                 path.unlink(missing_ok=True)
+
+
+def _suffix(file: str) -> str:
+    return INDEX_SUFFIX if file.endswith(INDEX_SUFFIX) else SUFFIX
 
 
 @contextmanager

@@ -57,7 +57,7 @@ def export_zarr(
     `progress` is told of array bytes as they are read. Raises `CallError` for a folder that is not free, and for paths
     that no folders can have; `DamageError` for bytes that differ from their digests; `StoreError`.
     """
-    chosen = list(checkpoint.names if components is None else components)
+    chosen = list(checkpoint.names if components is None else dict.fromkeys(components))
     groups: dict[Node, dict[str, Any]] = {(): {"ckpt": _facts(checkpoint)}}
     arrays: dict[Node, StoredLeaf] = {}
     for component in chosen:

@@ -116,8 +116,8 @@ def _undecided(store: Store, listed: Generation) -> Entry:
         for name in store.children(names.receipts_prefix(generation))
     )
     delivered = sorted(rank for rank in named if rank is not None)
-    participants = _participants(store, generation, delivered)
-    missing = tuple(rank for rank in range(participants or 0) if rank not in set(delivered))
+    participants, there = _participants(store, generation, delivered), set(delivered)
+    missing = tuple(rank for rank in range(participants or 0) if rank not in there)
     told = {"participants": participants, "missing": missing, "listed": listed}
     staged = staged_record(store, generation)
     if staged is None:
