@@ -49,7 +49,7 @@ def test_a_process_reads_one_request_and_ends() -> None:
 def test_what_is_described_is_offered(name: str) -> None:
     (answer,) = served(name).done("describe")
     assert answer["name"] == f"{name}ckpt"
-    assert len(answer["failpoints"]) == 14
+    assert len(answer["failpoints"]) == 17
     assert set(answer["dtypes"]) <= dtypes.LOGICAL
     (unknown,) = served(name).run("juggle")
     assert unknown.status == CANNOT
@@ -184,9 +184,9 @@ def test_uneven_shards_and_pipeline_stages_in_torch(tmp_path: Path) -> None:
     assert answers[1]["leaves"]["params.few"]["boxes"] == []
 
 
-def test_the_expected_run_is_not_offered(tmp_path: Path) -> None:
+def test_a_run_that_is_not_there_is_refused_by_its_id(tmp_path: Path) -> None:
     (ended,) = served("jax").run("save", store=(tmp_path / "run").as_uri(), state=exact(), saves=[], run_id="0" * 32)
-    assert (ended.status, "run ID" in ended.answer["message"]) == (CANNOT, True)
+    assert (ended.status, ended.answer["error"]) == (REFUSED, "not-found")
 
 
 def test_a_failure_of_the_adapter_is_no_refusal(tmp_path: Path) -> None:
