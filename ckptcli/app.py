@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
+from importlib.metadata import version as version_of
+from io import TextIOWrapper
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ckptcli.ending import Status, guarded
+from ckptcli.ending import Status, ended, guarded
 from ckptcli.lazily import COMMANDS, Commands
-from ckptcli.options import Settings
+from ckptcli.options import LONGEST, Settings
+from ckptcore.errors import CallError, StoreError
 from ckptcore.store import Storage
 
 app = typer.Typer(
@@ -25,6 +29,12 @@ app = typer.Typer(
 )
 
 
+def _version(wanted: bool) -> None:  # noqa: FBT001 - what typer calls it with
+    if wanted:
+        sys.stdout.write(f"ckpt {version_of('jaxckpt')}\n")
+        raise typer.Exit
+
+
 @app.callback()
 def options(
     context: typer.Context,
@@ -33,8 +43,12 @@ def options(
     region: Annotated[str | None, typer.Option(envvar="CKPT_REGION", help="AWS region.")] = None,
     profile: Annotated[str | None, typer.Option(envvar="CKPT_PROFILE", help="Profile of the AWS credentials.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds until one request to the store is given up.")] = 60.0,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; may stand anywhere.")] = False,  # noqa: ARG001 - `main` takes it
+    version: Annotated[bool, typer.Option("--version", is_eager=True, callback=_version, help="Print the version.")] = False,  # noqa: ARG001 - its callback does it
 ) -> None:
     """See what is in a training run's checkpoints, and what can be resumed from."""
+    if not 0 < timeout <= LONGEST:
+        raise CallError(f"--timeout {timeout:g}: expected seconds, more than 0 and at most {LONGEST:,.0f}")
     credentials = None if profile is None else {"type": "profile", "profile": profile}
     storage = Storage(endpoint=endpoint, region=region, credentials=credentials, timeout=timeout)
     context.obj = {"settings": Settings(storage)}
@@ -43,14 +57,20 @@ def options(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status. `--debug`, anywhere, shows tracebacks."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in given
-    if given == ["--version"]:
-        sys.stdout.write(f"ckpt {version('jaxckpt')}\n")
-        return Status.DONE
-    return guarded(lambda: _run([argument for argument in given if argument != "--debug"]), debug=debug)
+    if sys.stderr is None:  # closed by whoever started us: no file of a store may take its place
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - as long as the process
+    if sys.stdout is None:
+        return ended(StoreError("standard output is closed: nothing was done"))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # of a terminal that has fewer characters than what is shown
+    return guarded(lambda: _run([argument for argument in given if argument != "--debug"]), debug="--debug" in given)
 
 
 def _run(arguments: list[str]) -> int:
+    foreign = next((argument for argument in arguments if not _is_text(argument)), None)
+    if foreign is not None:
+        raise CallError(f"the argument {foreign!r} is not UTF-8 text: nothing was done")
     try:
         return app(arguments, prog_name="ckpt", standalone_mode=False) or Status.DONE
     except typer.Exit as error:
@@ -65,3 +85,7 @@ def _run(arguments: list[str]) -> int:
         known = next((name for name in arguments if name in COMMANDS), None)
         sys.stderr.write(f"ckpt: {message} (see `ckpt {known + ' ' if known else ''}-h`)\n")
         return Status.CALL
+
+
+def _is_text(argument: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in argument)

@@ -13,7 +13,7 @@ from ckptcli import text, tree
 from ckptcli.options import Json, Url, Which, named, settings
 from ckptcli.output import console, emit, facts, progress, table
 from ckptcore import values
-from ckptcore.errors import NotFound
+from ckptcore.errors import CallError, NotFound
 from ckptcore.inspect import leaves
 from ckptcore.inspect.difference import nbytes
 from ckptcore.inspect.statistics import Statistics, Tally
@@ -69,6 +69,7 @@ def cat(
     """
     checkpoint = settings(context).run(url).checkpoint(**named(which))
     found = _find(checkpoint, name, rank)
+    _check_options(found, part, rank)
     if len(found) > 1:
         below = [tree.as_leaf(leaf) for leaf in found]
         several = Found(generation=str(checkpoint.generation), rank=found[0].rank, leaf=None, below=below)
@@ -81,6 +82,8 @@ def cat(
 
 def _find(checkpoint: Checkpoint, name: str, rank: int | None) -> list[StoredLeaf]:
     own, wanted = leaves.named(name)
+    if own is not None and rank not in (None, own):
+        raise CallError(f"{name!r} is of rank {own}, --rank says {rank}: leave one of them out")
     chosen = rank if rank is not None else own or 0
     there: list[StoredLeaf] = []
     for component in checkpoint.names:
@@ -90,11 +93,20 @@ def _find(checkpoint: Checkpoint, name: str, rank: int | None) -> list[StoredLea
     return leaves.find(there, wanted, where=checkpoint.title)
 
 
+def _check_options(found: list[StoredLeaf], part: str | None, rank: int | None) -> None:
+    """Raise `CallError` for an option that what was found has no use for."""
+    if part is not None and (len(found) > 1 or not isinstance(found[0].record, ArrayLeaf)):
+        what = "several leaves" if len(found) > 1 else "a value"
+        raise CallError(f"--slice is for one array, and this is {what}: leave it out")
+    if rank is not None and found[0].rank is None:
+        raise CallError(f"--rank {rank}: component {found[0].component!r} is one for all ranks: leave it out")
+
+
 def _list(below: list[tree.Leaf]) -> RenderableType:
     made = table("leaf", "type", "size", right=("size",))
     for leaf in below:
         kind = "value" if leaf.dtype is None else f"{leaf.dtype}[{', '.join(map(str, leaf.shape or []))}]"
-        made.add_row(text.plain(leaf.path), kind, text.size(leaf.bytes) if leaf.dtype else "")
+        made.add_row(text.cell(leaf.path), text.cell(kind), text.size(leaf.bytes) if leaf.dtype else "")
     return made
 
 
@@ -139,12 +151,18 @@ def _statistics(checkpoint: Checkpoint, leaf: StoredLeaf) -> Statistics:
 def _render(
     checkpoint: Checkpoint, leaf: StoredLeaf, selection: leaves.Selection, statistics: Statistics | None
 ) -> RenderableType:
-    boxes, places = leaves.corners(selection)
-    parts = [logical(leaf, part) for part in checkpoint.read([(leaf, boxes)])[0]]
-    array, shortened = leaves.joined(selection, places, parts)
-    printed = leaves.shown(array, shortened=shortened, width=min(console().width, 120))
+    printed = _elements(checkpoint, leaf, selection)
     told = _facts(checkpoint, leaf, statistics)
     return Group(facts(told), Text(""), Text(printed, no_wrap=True))
+
+
+def _elements(checkpoint: Checkpoint, leaf: StoredLeaf, selection: leaves.Selection) -> str:
+    boxes, places = leaves.corners(selection)
+    if not boxes:
+        return f"{selection.count:,} elements in {len(selection.shape)} dimensions: --slice selects some of them"
+    parts = [logical(leaf, part) for part in checkpoint.read([(leaf, boxes)])[0]]
+    array = leaves.joined(selection, places, parts)
+    return leaves.shown(array, edge=leaves.edge_of(selection), width=min(console().width, 120))
 
 
 def _facts(checkpoint: Checkpoint, leaf: StoredLeaf, found: Statistics | None) -> list[tuple[str, str]]:

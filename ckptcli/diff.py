@@ -12,9 +12,11 @@ from rich.text import Text
 
 from ckptcli import text
 from ckptcli.ending import Status
+from ckptcli.numbers import Number, number
 from ckptcli.options import Json, Url, named, settings
 from ckptcli.output import emit, progress, table
 from ckptcore.inspect.difference import (
+    Change,
     FieldChange,
     LeafChange,
     Table,
@@ -44,6 +46,26 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     generation: str
 
 
+class Leaf(msgspec.Struct, frozen=True, kw_only=True):
+    """A leaf that is not the same in both. `left` and `right` describe it there; the last four are of elements, if measured.
+
+    `largest` is the greatest absolute difference, `relative` the greatest one in proportion to the larger of both elements;
+    null where nothing was measured, "inf" where one of two elements is NaN or infinite and the other is not.
+    """
+
+    leaf: str
+    path: str
+    component: str
+    rank: int | None
+    change: Change
+    left: str | None
+    right: str | None
+    differing: int | None
+    count: int | None
+    largest: Number | None
+    relative: Number | None
+
+
 class Difference(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag="diff"):
     """What `ckpt diff --json` prints. `same`: leaves whose content is the same; `fields`: what the manifests say differently."""
 
@@ -52,7 +74,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True, tag_field="command",
     equal: bool
     same: int
     fields: list[FieldChange]
-    leaves: list[LeafChange]
+    leaves: list[Leaf]
 
 
 def diff(
@@ -81,9 +103,9 @@ def diff(
         equal=not fields and not changes,
         same=len(tables[0].keys() | tables[1].keys()) - len(changes),
         fields=fields,
-        leaves=changes,
+        leaves=[_leaf(change) for change in changes],
     )
-    emit(shown, lambda: _render(shown), as_json=as_json)
+    emit(shown, lambda: _render(shown, changes), as_json=as_json)
     return Status.DONE if shown.equal else Status.NEGATIVE
 
 
@@ -95,7 +117,12 @@ def _measured(left: Checkpoint, right: Checkpoint, tables: tuple[Table, Table], 
                 yield measured
 
 
-def _render(shown: Difference) -> RenderableType:
+def _leaf(change: LeafChange) -> Leaf:
+    apart = {"largest": change.largest, "relative": change.relative}
+    return Leaf(**{**vars(change), **{name: None if value is None else number(value) for name, value in apart.items()}})
+
+
+def _render(shown: Difference, changes: list[LeafChange]) -> RenderableType:
     parts: list[RenderableType] = [
         Text(f"left   {shown.left.generation} of {shown.left.url}"),
         Text(f"right  {shown.right.generation} of {shown.right.url}"),
@@ -103,8 +130,8 @@ def _render(shown: Difference) -> RenderableType:
     ]
     if shown.fields:
         parts += [_fields(shown.fields), Text("")]
-    if shown.leaves:
-        parts += [_leaves(shown.leaves), Text("")]
+    if changes:
+        parts += [_leaves(changes), Text("")]
     same = f"{text.plural(shown.same, 'leaf')} the same"
     differ = f", {text.plural(len(shown.leaves), 'leaf')} not" if shown.leaves else ""
     return Group(*parts, Text("equal: " * shown.equal + same + differ))
@@ -113,21 +140,21 @@ def _render(shown: Difference) -> RenderableType:
 def _fields(fields: list[FieldChange]) -> RenderableType:
     made = table("manifest", "left", "right")
     for field in fields:
-        made.add_row(text.plain(field.name), _shown(field.left), _shown(field.right))
+        made.add_row(text.cell(field.name), _shown(field.left), _shown(field.right))
     return made
 
 
 def _shown(content: Any) -> str:
     if content is None:
         return "–"
-    return text.plain(text.first_line(content if isinstance(content, str) else msgspec.json.encode(content).decode()))
+    return text.cell(text.first_line(content if isinstance(content, str) else msgspec.json.encode(content).decode()))
 
 
 def _leaves(changes: list[LeafChange]) -> RenderableType:
     made = table("leaf", "difference", "max abs", "max rel", "elements", right=("max abs", "max rel", "elements"))
     for change in changes:
         rank = "" if change.rank is None else f" (rank {change.rank})"
-        made.add_row(text.plain(change.path) + rank, text.plain(_told(change)), *_numbers(change))
+        made.add_row(text.cell(change.path) + rank, text.cell(_told(change)), *_numbers(change))
     return made
 
 

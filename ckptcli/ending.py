@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 
 from ckptcli.text import plain
@@ -46,7 +47,8 @@ def guarded(work: Callable[[], object], *, debug: bool) -> int:
     """Do `work`; return its exit status. Errors become one line on standard error, with `debug` a traceback."""
     try:
         result = work()
-        _flush()
+        with printing():
+            sys.stdout.flush()
     except KeyboardInterrupt:
         return _say("interrupted", Status.INTERRUPTED)
     except (BrokenPipeError, SystemExit):  # Typer makes the second of the first
@@ -56,7 +58,7 @@ def guarded(work: Callable[[], object], *, debug: bool) -> int:
         _flush_rest()
         if debug:
             raise
-        return _ended(error)
+        return ended(error)
     return result if isinstance(result, int) else Status.DONE
 
 
@@ -65,18 +67,23 @@ def tell(error: CheckpointError, about: str) -> Status:
     return _say(f"{about}: {_line(error)}", status_of(error))
 
 
-def _ended(error: Exception) -> Status:
+def ended(error: Exception) -> Status:
+    """Say what an error is, in one line; returns the exit status."""
     if isinstance(error, CheckpointError):
         return _say(_line(error), status_of(error))
-    if isinstance(error, OSError):  # what no store has translated: standard output, a file of ours
+    if isinstance(error, FileNotFoundError) and error.filename is None:  # getcwd(2)
+        return _say("the current folder does not exist any more: change to another one", Status.CALL)
+    if isinstance(error, OSError):  # what no store has translated
         return _say(str(error), Status.STORE)
     kind = type(error).__name__
     return _say(f"this is a defect of ckpt, please report it ({kind}: {error}); --debug shows where", Status.DEFECT)
 
 
-def _flush() -> None:
+@contextmanager
+def printing() -> Iterator[None]:
+    """Around writes to standard output: a full disk behind it is a `StoreError`; that a reader has gone stays what it is."""
     try:
-        sys.stdout.flush()
+        yield
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -100,6 +107,5 @@ def _line(error: CheckpointError) -> str:
 
 
 def _say(message: str, status: Status) -> Status:
-    if sys.stderr is not None:  # closed by whoever started us
-        sys.stderr.write(f"ckpt: {plain(' '.join(message.split()))}\n")  # it may quote what somebody stored
+    sys.stderr.write(f"ckpt: {plain(' '.join(message.split()))}\n")  # it may quote what somebody stored
     return status

@@ -148,22 +148,21 @@ def _lines(found: Sequence[Finding], about: GenerationId | None) -> Iterator[Tex
 
 
 def _grouped(found: Sequence[Finding]) -> Iterator[Finding]:
-    """Missing receipts of one generation and of one reason as one finding."""
-    told: set[tuple[GenerationId | None, str]] = set()
+    """Missing receipts of one generation and of one reason as one finding, in the place of the first."""
+    alike: dict[tuple[GenerationId | None, str], list[Finding]] = {}
+    for each in found:
+        if each.kind == "missing-receipt":
+            alike.setdefault((each.generation, _reason(each)), []).append(each)
     for each in found:
         if each.kind != "missing-receipt":
             yield each
-            continue
-        reason = each.text.partition(": ")[2]
-        alike = [other for other in found if _alike(other, each, reason)]
-        if (each.generation, reason) not in told:
-            told.add((each.generation, reason))
-            ranks = text.ranks([other.rank for other in alike if other.rank is not None])
-            yield _merged(each, ranks, reason, len(alike))
+        elif group := alike.pop((each.generation, _reason(each)), None):
+            ranks = text.ranks([other.rank for other in group if other.rank is not None])
+            yield _merged(each, ranks, _reason(each), len(group))
 
 
-def _alike(other: Finding, each: Finding, reason: str) -> bool:
-    return (other.kind, other.generation, other.text.partition(": ")[2]) == (each.kind, each.generation, reason)
+def _reason(finding: Finding) -> str:
+    return finding.text.partition(": ")[2]
 
 
 def _merged(each: Finding, ranks: str, reason: str, count: int) -> Finding:

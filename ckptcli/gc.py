@@ -133,5 +133,5 @@ def _lines(found: Collection, *, applied: bool) -> Iterator[RenderableType]:
 def _table(pieces: Sequence[Piece]) -> RenderableType:
     made = table("generation", "step", "size", "why", right=("step", "size"))
     for piece in pieces:
-        made.add_row(str(piece.generation), f"{piece.generation.step:,}", text.size(piece.bytes), text.plain(piece.reason))
+        made.add_row(str(piece.generation), f"{piece.generation.step:,}", text.size(piece.bytes), text.cell(piece.reason))
     return made

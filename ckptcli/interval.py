@@ -20,6 +20,7 @@ from ckptcore.store import Store
 
 NEWEST = 10
 """Of how many commits of a run the receipts are read."""
+MOST_NODES = 10**9
 FACTORS = (0.5, 1.0, 2.0)
 """By what the MTBF may be misjudged."""
 
@@ -37,7 +38,7 @@ Persist = Annotated[
 Slowdown = Annotated[float, typer.Option(metavar="FRACTION", help="How much slower training is meanwhile: 0.05 is 5 %.")]
 Restart = Annotated[str, typer.Option(metavar="SPAN", help="From the start of a job until it trains.")]
 Downtime = Annotated[str, typer.Option(metavar="SPAN", help="From a failure until the job starts again.")]
-Nodes = Annotated[int, typer.Option(metavar="N", min=1, help="How many nodes the job has, each with that MTBF.")]
+Nodes = Annotated[int, typer.Option(metavar="N", min=1, max=MOST_NODES, help="How many nodes the job has, each with that MTBF.")]
 
 
 class Costs(msgspec.Struct, kw_only=True):

@@ -12,8 +12,8 @@ from rich.text import Text
 
 from ckptcli import text
 from ckptcli.ending import Status, tell
-from ckptcli.options import Json, Settings, Url, settings
 from ckptcli.numbers import Number, numbers
+from ckptcli.options import Json, Settings, Url, settings
 from ckptcli.output import STYLES, emit, table
 from ckptcore.errors import CheckpointError, NotFound
 from ckptcore.inspect.inventory import Entry, inventory

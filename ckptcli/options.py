@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
+from ckptcli.text import first_line
 from ckptcore.errors import CallError
 from ckptcore.names import GenerationId
 from ckptcore.run import Run, open_run
 from ckptcore.store import Storage, Store, open_store
+
+LONGEST = 86400.0
+"""The most seconds that an option may wait."""
 
 Url = Annotated[
     str, typer.Argument(metavar="RUN", help="Where the run lies: a path, file://…, s3://bucket/prefix, gs://bucket/prefix.")
@@ -31,11 +36,19 @@ class Settings:
 
     def store(self, url: str) -> Store:
         """The store at a URL."""
+        _check(url)
         return open_store(url, self.storage)
 
     def run(self, url: str) -> Run:
         """The run at a URL, for reading."""
+        _check(url)
         return open_run(url, storage=self.storage)
+
+
+def _check(url: str) -> None:
+    """Raise `CallError` for what a command cannot use, though a program can."""
+    if url.startswith("memory://"):
+        raise CallError(f"{url} would be in the memory of this command, which ends: use a path, file://, s3:// or gs://")
 
 
 def settings(context: typer.Context) -> Settings:
@@ -47,11 +60,11 @@ def named(which: str | None) -> dict[str, Any]:
     """`WHICH` as an argument of `Run.checkpoint`: `step=…`, `generation=…`, or nothing."""
     if which is None:
         return {}
-    if which.isdecimal() and which.isascii():
+    if re.fullmatch(r"[0-9]{1,12}", which):
         return {"step": int(which)}
     try:
         return {"generation": GenerationId.parse(which)}
     except Exception as error:
         raise CallError(
-            f"{which!r} is neither a step nor a generation ID (IIIIII-SSSSSSSSSSSS-A); `ckpt ls` shows them"
+            f"{first_line(which)!r} is neither a step nor a generation ID (IIIIII-SSSSSSSSSSSS-A); `ckpt ls` shows them"
         ) from error

@@ -13,11 +13,16 @@ from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
+from ckptcli.ending import printing
 from ckptcli.text import plain
 
 MANY = 200
 """Rows from which on a table is printed as plain lines on a terminal, too."""
+
+NARROWEST = 20
+"""Cells that the last column of a table gets at least on a terminal; with less room for it a table is plain lines."""
 
 Advance = Callable[[int], None]
 """Called with the bytes that were done since the last call."""
@@ -39,8 +44,9 @@ STYLES = {
 def emit(record: msgspec.Struct, render: Callable[[], RenderableType], *, as_json: bool) -> None:
     """Print `record` as one line of JSON, or what `render` makes of it."""
     if as_json:
-        sys.stdout.buffer.write(msgspec.json.encode(record) + b"\n")
-        sys.stdout.flush()
+        with printing():
+            sys.stdout.buffer.write(msgspec.json.encode(record) + b"\n")
+            sys.stdout.flush()
     else:
         show(render())
 
@@ -48,28 +54,44 @@ def emit(record: msgspec.Struct, render: Callable[[], RenderableType], *, as_jso
 def show(rendered: RenderableType) -> None:
     """Print for people; into a pipe or a file without the blanks that fill up a line."""
     shown = console()
-    for part in rendered.renderables if isinstance(rendered, Group) else [rendered]:
-        if isinstance(part, Table) and part.show_header and (not shown.is_terminal or part.row_count > MANY):
-            sys.stdout.write("".join(f"{line}\n" for line in lines(part)))
-        elif shown.is_terminal:
+    with printing():
+        for part in rendered.renderables if isinstance(rendered, Group) else [rendered]:
+            _show(part, shown)
+        sys.stdout.flush()
+
+
+def _show(part: RenderableType, shown: Console) -> None:
+    if isinstance(part, Table) and part.show_header and not _fits(part, shown):
+        sys.stdout.write("".join(f"{line}\n" for line in lines(part)))
+    elif shown.is_terminal:
+        shown.print(part, soft_wrap=isinstance(part, Text) and bool(part.no_wrap))
+    else:
+        with shown.capture() as captured:
             shown.print(part)
-        else:
-            with shown.capture() as captured:
-                shown.print(part)
-            sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
-    sys.stdout.flush()
+        sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+
+
+def _fits(made: Table, shown: Console) -> bool:
+    """Whether a table is drawn: on a terminal that is wide enough for all columns but the last, which folds."""
+    *widths, last = (max(map(cell_len, cells)) for cells in _columns(made))
+    needed = sum(widths) + 3 * len(widths) + (last if made.columns[-1].no_wrap else min(last, NARROWEST))
+    return shown.is_terminal and made.row_count <= MANY and needed <= shown.width
+
+
+def _columns(made: Table) -> list[list[str]]:
+    return [[str(column.header), *map(str, column.cells)] for column in made.columns]
 
 
 def lines(made: Table) -> Iterator[str]:
     """A table as plain lines, as wide as its cells: Rich takes a millisecond and more for a row."""
-    columns = [[str(column.header), *map(str, column.cells)] for column in made.columns]
+    columns = _columns(made)
     widths = [max(map(cell_len, cells)) for cells in columns]
     pads = [str.rjust if column.justify == "right" else str.ljust for column in made.columns]
     for number, row in enumerate(zip(*columns, strict=True)):
         cells = [pad(cell, width - cell_len(cell) + len(cell)) for pad, cell, width in zip(pads, row, widths, strict=True)]
         yield "   ".join(cells).rstrip()
         if number == 0:
-            yield "─" * (sum(widths) + 3 * (len(widths) - 1))
+            yield ("─" if (sys.stdout.encoding or "").lower().startswith("utf") else "-") * (sum(widths) + 3 * (len(widths) - 1))
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -79,10 +101,12 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def table(*columns: str, right: Sequence[str] = ()) -> Table:
-    """An empty table. Columns named in `right` are aligned to the right."""
+    """An empty table. Columns named in `right` are aligned to the right. Only the last one folds, unless it is one of them."""
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in columns:
-        made.add_column(column, justify="right" if column in right else "left", no_wrap=column in right)
+        is_right = column in right
+        folds = column == columns[-1] and not is_right
+        made.add_column(column, justify="right" if is_right else "left", no_wrap=not folds, overflow="fold")
     return made
 
 
@@ -90,7 +114,7 @@ def facts(pairs: Sequence[tuple[str, Any]]) -> Table:
     """Names and values, one a line; what is empty is left out."""
     made = Table.grid(padding=(0, 2))
     made.add_column(style="bold", no_wrap=True)
-    made.add_column()
+    made.add_column(overflow="fold")
     for name, value in pairs:
         if value not in (None, ""):
             made.add_row(name, value if isinstance(value, Table) else plain(str(value)))

@@ -113,11 +113,11 @@ def _running(planned: Plan, number: int | None) -> Iterator[Text]:
     """That somebody may be training: the records of a run do not tell whether its job lives."""
     if planned.claim is None:
         return
-    age = text.age(_time(planned.claim.created), datetime.now(UTC))
+    ago = text.ago(_time(planned.claim.created), datetime.now(UTC))
     stops = "stops" if number else "would stop"
     yield Text(
         f"a job that still runs {stops} at its next save, and what it saves is lost: incarnation {planned.claim.incarnation} was"
-        f" claimed {age or 'at an unknown time'}{' ago' if age else ''}, and no record tells whether its job lives",
+        f" claimed {ago}, and no record tells whether its job lives",
         style="yellow",
     )
 

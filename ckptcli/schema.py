@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ckptcli import schemas
+from ckptcli.ending import printing
 from ckptcore.errors import CallError
 
 
@@ -15,4 +16,5 @@ def schema(command: Annotated[str, typer.Argument(metavar="COMMAND", help="Such 
     """Print the JSON Schema of what a command prints with --json."""
     if command not in schemas.DOCUMENTS:
         raise CallError(f"{command!r} prints no JSON; these do: {', '.join(schemas.DOCUMENTS)}")
-    sys.stdout.write(schemas.text(command))
+    with printing():
+        sys.stdout.write(schemas.text(command))

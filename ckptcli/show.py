@@ -12,6 +12,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ckptcli import text
+from ckptcli.numbers import Number, numbers
 from ckptcli.options import Json, Url, Which, named, settings
 from ckptcli.output import emit, facts, table
 from ckptcore import notes
@@ -74,7 +75,7 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag=
     bytes: int
     components: list[Component]
     notes: list[Told]
-    metrics: dict[str, float]
+    metrics: dict[str, Number]
     phases: list[Phase]
     manifest: dict[str, Any]
 
@@ -102,7 +103,7 @@ def show(context: typer.Context, url: Url, which: Which = None, *, as_json: Json
         bytes=sum(part.bytes for part in manifest.components.values()),
         components=[_component(name, part) for name, part in manifest.components.items()],
         notes=[Told(kind=note.kind, at=note.created, text=note.text, tag=note.tag, depth=note.depth) for note in told],
-        metrics=notes.metrics(told),
+        metrics=numbers(notes.metrics(told)),
         phases=_phases(_delivered(checkpoint)),
         manifest=msgspec.to_builtins(manifest),
     )
@@ -169,7 +170,7 @@ def _state(shown: Shown, entry: Entry) -> str:
 def _captured(entry: Entry) -> str:
     if entry.at is None:
         return ""
-    return f"{entry.at:%Y-%m-%d %H:%M:%S} UTC, {text.age(entry.at, datetime.now(UTC))} ago"
+    return f"{entry.at:%Y-%m-%d %H:%M:%S} UTC, {text.ago(entry.at, datetime.now(UTC))}"
 
 
 def _metadata(manifest: Manifest) -> str:
@@ -191,7 +192,9 @@ def _topology(topology: Topology) -> str:
 
 
 def _noted(shown: Shown) -> list[tuple[str, str]]:
-    metrics = ", ".join(f"{name}={value:.6g}" for name, value in shown.metrics.items())
+    metrics = ", ".join(
+        f"{name}={value if isinstance(value, str) else format(value, '.6g')}" for name, value in shown.metrics.items()
+    )
     rest = [(note.kind, _note(note)) for note in shown.notes if note.kind != "metrics"]
     return [("metrics", metrics), *rest]
 
@@ -204,7 +207,7 @@ def _note(note: Told) -> str:
 def _components(shown: Shown) -> RenderableType:
     made = table("component", "kind", "scope", "leaves", "size", "lies in", right=("leaves", "size"))
     for part in shown.components:
-        row = (part.name, text.plain(part.kind), part.scope, f"{part.leaves:,}", text.size(part.bytes), part.source or "")
+        row = (part.name, text.cell(part.kind), part.scope, f"{part.leaves:,}", text.size(part.bytes), part.source or "")
         made.add_row(*row)
     count = sum(part.leaves for part in shown.components)
     made.add_row(Text("all", style="bold"), "", "", f"{count:,}", text.size(shown.bytes), "")
@@ -214,7 +217,7 @@ def _components(shown: Shown) -> RenderableType:
 def _times(shown: Shown) -> RenderableType:
     made = table("phase of the save", "slowest", "rank", "fastest", right=("slowest", "rank", "fastest"))
     for phase in shown.phases:
-        made.add_row(text.plain(phase.name), _seconds(phase.seconds), str(phase.slowest), _seconds(min(phase.ranks.values())))
+        made.add_row(text.cell(phase.name), _seconds(phase.seconds), str(phase.slowest), _seconds(min(phase.ranks.values())))
     return made
 
 

@@ -15,7 +15,7 @@ from rich.console import RenderableType
 from ckptcli import text
 from ckptcli.durations import seconds, shown
 from ckptcli.ending import Status
-from ckptcli.options import Json, Url, settings
+from ckptcli.options import LONGEST, Json, Url, settings
 from ckptcli.output import emit, facts
 from ckptcore.errors import CallError, StoreUnavailable
 from ckptcore.events import shorten
@@ -23,9 +23,12 @@ from ckptcore.inspect import status as core
 from ckptcore.monitor import metrics
 from ckptcore.store import Store
 
+AHEAD = 300.0
+"""Seconds that the clock of whoever captured a checkpoint may be ahead of ours, until its age is worth nothing."""
+
 
 class Checkpoint(msgspec.Struct, kw_only=True):
-    """`captured`: when its state was; `age_seconds`: how long ago."""
+    """`captured`: when its state was; `age_seconds`: how long ago, negative where a clock is wrong."""
 
     generation: str
     step: int
@@ -60,7 +63,10 @@ class Undecided(msgspec.Struct, kw_only=True):
 
 
 class Report(msgspec.Struct, kw_only=True, tag_field="command", tag="status"):
-    """What `ckpt status --json` prints. `fresh`: whether the newest checkpoint is no older than --max-age; null without that."""
+    """What `ckpt status --json` prints.
+
+    `fresh`: whether the newest checkpoint is no older than --max-age; null without that. One of more than 5 minutes ahead is not.
+    """
 
     url: str
     at: datetime
@@ -102,8 +108,8 @@ def status(
     newer than "committed". With --watch one report follows another, with --json one line each.
     """
     oldest = None if max_age is None else seconds(max_age, what="--max-age")
-    if watch is not None and not watch > 0:
-        raise CallError(f"--watch {watch:g}: expected seconds between two looks, such as 10")
+    if watch is not None and not 0 < watch <= LONGEST:
+        raise CallError(f"--watch {watch:g}: expected seconds between two looks, such as 10, at most {LONGEST:,.0f}")
     store = settings(context).store(url)
     while watch is not None:
         try:
@@ -137,7 +143,7 @@ def report(found: core.Status, oldest: float | None) -> Report:
     return Report(
         url=found.url,
         at=found.at,
-        fresh=None if oldest is None else age is not None and age <= oldest,
+        fresh=None if oldest is None else age is not None and -AHEAD <= age <= oldest,
         committed=_checkpoint(found.committed),
         verified=_checkpoint(found.verified),
         on_nodes=_checkpoint(found.on_nodes),
@@ -179,7 +185,8 @@ def _save(save: core.SaveCosts | None) -> Save | None:
 
 
 def _render(found: core.Status, made: Report) -> RenderableType:
-    old = " (older than --max-age)" if made.fresh is False and found.committed is not None else ""
+    late = made.fresh is False and found.committed is not None and (found.committed.age or 0.0) >= 0
+    old = " (older than --max-age)" if late else ""
     return facts(
         [
             ("run", found.url),
@@ -198,7 +205,7 @@ def _render(found: core.Status, made: Report) -> RenderableType:
 def _age(newest: core.Newest | None, none: str) -> str:
     if newest is None:
         return none
-    age = "at an unknown time" if newest.age is None else f"{text.span(newest.age)} ago"
+    age = "at an unknown time" if newest.age is None else text.since(newest.age, " ago")
     return f"{age}, step {newest.generation.step:,} ({newest.generation})"
 
 

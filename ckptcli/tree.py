@@ -138,13 +138,13 @@ def _render(
     made = table("leaf", "type", "size", "chunks", "sharding", right=("size",))
     for name, copies in found.items():
         entry = checkpoint.manifest.components[name]
-        told = f"{text.plain(entry.kind)}, {text.plural(entry.leaves, 'leaf')}"
+        told = f"{text.cell(entry.kind)}, {text.plural(entry.leaves, 'leaf')}"
         made.add_row(Text(name, style="bold"), Text(told, style="bold"), Text(text.size(entry.bytes), style="bold"))
         for ranks, leaves in copies:
             if ranks is not None:
                 made.add_row(text.ranks(ranks) + (", each" if len(ranks) > 1 else ""))
             for branch, node in outline(name, leaves).lines(depth):
-                made.add_row(branch + text.plain(node.label), *_columns(node))
+                made.add_row(branch + text.cell(node.label), *_columns(node))
             if leaves and not leaves[0].record.path:
                 made.add_row("└─ (itself)", *_columns(Node("", leaf=leaves[0], leaves=1, bytes=own_bytes(leaves[0]))))
     return Group(Text(f"generation {checkpoint.generation} of {checkpoint.store.url}"), Text(""), made)
@@ -157,10 +157,10 @@ def _columns(node: Node) -> tuple[str, ...]:
     if not isinstance(record, ArrayLeaf):
         return ("value",)
     keys = f" ({record.prng_impl} keys)" if record.prng_impl else ""
-    kind = text.plain(f"{record.dtype}[{', '.join(map(str, record.shape))}]{keys}")
+    kind = text.cell(f"{record.dtype}[{', '.join(map(str, record.shape))}]{keys}")
     if record.alias is not None:
-        return kind, "", "", text.plain(f"is {record.alias}")
-    return kind, text.size(node.bytes), _grid(record), text.plain(record.sharding or "")
+        return kind, "", "", text.cell(f"is {record.alias}")
+    return kind, text.size(node.bytes), _grid(record), text.cell(record.sharding or "")
 
 
 def _grid(record: ArrayLeaf) -> str:

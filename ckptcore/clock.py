@@ -6,7 +6,7 @@ import random
 import secrets
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 
 
@@ -51,3 +51,13 @@ class Clock:
                 return
             self.sleep(min(pause, left))
             pause = min(pause * 1.5, most)
+
+    def polls_anew(self, timeout: float, progress: Callable[[], object]) -> Iterator[float]:
+        """As `polls`, and again from the beginning while `progress` says something else each time that `timeout` has passed."""
+        before = progress()
+        while True:
+            yield from self.polls(timeout)
+            now = progress()
+            if now == before:
+                return
+            before = now

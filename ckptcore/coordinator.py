@@ -6,7 +6,7 @@ writes the store alone, every step is idempotent, and two coordinators derive th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,14 +39,16 @@ class Coordinator:
     on_event: Listener | None = None
     phases: dict[str, int] = field(default_factory=dict)
 
-    def commit(self, generation: GenerationId, participants: int, *, timeout: float) -> Decided:
-        """Wait up to `timeout` seconds for the receipts of all participants, then decide.
+    def commit(
+        self, generation: GenerationId, participants: int, *, timeout: float, progress: Callable[[], object] = lambda: None
+    ) -> Decided:
+        """Wait up to `timeout` seconds for the receipts of all participants, then decide; anew while `progress` changes.
 
         Returns the ledger's decision, commit or abort. Raises `Superseded`, or a `StoreError` or `CommitUnknown`
         when the truth could not be found out; then nothing is decided, or nobody knows what is: conclude it later.
         """
         started = self.clock.monotonic()
-        receipts = self._wait(generation, participants, timeout)
+        receipts = self._wait(generation, participants, timeout, progress)
         if isinstance(receipts, Refuted):
             return self.abort(generation, receipts)
         self._tell("receipts-complete", generation, detail={"seconds": self._timed("wait", started)})
@@ -155,11 +157,13 @@ class Coordinator:
         orbax_view.publish(self.store, state, proven.layouts, stated)
         return arrays.check_merged(self.store, state, proven.arrays)
 
-    def _wait(self, generation: GenerationId, participants: int, timeout: float) -> dict[int, bytes] | Refuted:
+    def _wait(
+        self, generation: GenerationId, participants: int, timeout: float, progress: Callable[[], object]
+    ) -> dict[int, bytes] | Refuted:
         """All receipts, or one that failed among them. A store that is silent for a while is waited out."""
         found: dict[int, bytes] = {}
         failure: StoreUnavailable | None = None
-        for _ in self.clock.polls(timeout):
+        for _ in self.clock.polls_anew(timeout, progress):
             try:
                 for name in self.store.children(names.receipts_prefix(generation)):
                     self._receive(generation, name, found)

@@ -66,7 +66,7 @@ class Finishing:
 
     def _finish(self, mine: Sequence[Held]) -> None:
         for held in mine:
-            node = NodeStore.of(self.local, held.receipt.run_id, self.clock)
+            node = NodeStore.of(Local(self.local.path), held.receipt.run_id, self.clock)  # no limit: everybody waits for it
             try:
                 check_chunks(self.store, node.store, held)  # they have lain there since another process wrote them
                 upload(self.store, node, held, self.on_event)

@@ -194,18 +194,16 @@ def open_parent(parent: records.Parent, storage: Storage) -> Checkpoint:
     return Checkpoint(origin, decided)
 
 
-def fork(
-    origin: Store, target: Store, decided: Decided, components: Sequence[str], *, clock: Clock
-) -> records.Run:
+def fork(origin: Store, target: Store, decided: Decided, components: Sequence[str], *, clock: Clock) -> records.Run:
     """Make a new run in `target` from a commit of `origin`. The pin is durable before the run is there, as its data must be kept.
 
     Raises, before anything is pinned, `CallError` for a target that lies in `origin` or the reverse or holds a run,
     `NotFound` for components that the commit has not, and a `StoreError` if nothing can be written to the target.
     """
-    if overlap(origin.url, target.url):
-        raise CallError(f"{target.url} and the run {origin.url} lie in each other: fork to another place")
     if target.get(names.RUN) is not None:
         raise CallError(f"{target.url} holds a run already; fork to a new URL")
+    if overlap(origin.url, target.url):
+        raise CallError(f"{target.url} and the run {origin.url} lie in each other: fork to another place")
     known = manifest_of(decided).components
     unknown = [name for name in components if name not in known]
     if unknown:

@@ -92,8 +92,10 @@ def exact(cost: float, mtbf: float) -> float:
     Raises `ImportError` where scipy is not installed.
     """
     _check(cost, mtbf)
-    if cost == 0:
-        return 0.0
+    if (
+        cost < 1e-9 * mtbf
+    ):  # next to W's branch point, where a double cannot tell −exp(−1 − x) from −1/e: the first order is exact
+        return young(cost, mtbf)
     return mtbf * (1 + float(lambert()(-math.exp(-1 - cost / mtbf)).real))
 
 

@@ -60,8 +60,8 @@ class Keep:
 class Candidate:
     """What the policy needs to know of a commit that is not retired yet.
 
-    A quarantined or damaged one is not `usable`: it fills no place in any budget, so that it
-    can never push out the commits to fall back to.
+    A quarantined or damaged one is not `usable`, and a `stray` lies on no path from the head: they fill no place in a
+    budget of resumable ones, so that they can never push out the commits to fall back to.
     """
 
     generation: GenerationId
@@ -71,6 +71,7 @@ class Candidate:
     verified: bool = False
     needed_by_reference: bool = False
     usable: bool = True
+    stray: bool = False
 
 
 def expendable(
@@ -98,7 +99,7 @@ def _never(ordered: Sequence[Candidate]) -> set[GenerationId]:
 
 def _chosen(ordered: Sequence[Candidate], keep: Keep) -> set[GenerationId]:
     usable = [commit for commit in ordered if commit.usable]
-    resumable = [commit for commit in usable if commit.level != "weights"]
+    resumable = [commit for commit in usable if commit.level != "weights" and not commit.stray]
     weights = [commit for commit in usable if commit.level == "weights"]
     return {
         *_unusable_but_recent(ordered, resumable, keep.last),
@@ -110,9 +111,13 @@ def _chosen(ordered: Sequence[Candidate], keep: Keep) -> set[GenerationId]:
 
 
 def _unusable_but_recent(ordered: Sequence[Candidate], resumable: Sequence[Candidate], last: int) -> list[GenerationId]:
-    """Unusable ones stay, for people to look at, while they are newer than the oldest of the newest `last`."""
+    """Unusable ones and strays stay, for people to look at, while they are newer than the oldest of the newest `last`."""
     since = resumable[-last].generation if len(resumable) >= last else None
-    return [commit.generation for commit in ordered if not commit.usable and (since is None or commit.generation > since)]
+    return [
+        commit.generation
+        for commit in ordered
+        if (not commit.usable or commit.stray) and (since is None or commit.generation > since)
+    ]
 
 
 def _best(ordered: Sequence[Candidate], best: Best | None) -> list[GenerationId]:

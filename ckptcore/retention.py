@@ -202,7 +202,7 @@ def _check_readable(history: History) -> None:
 
 def candidates(history: History) -> list[policies.Candidate]:
     """Every commit that is not retired, as the policy sees it."""
-    needed = referenced(history)
+    needed, path = referenced(history), set(history.lineage())
     found = []
     for decided in history.commits():
         told = history.notes.get(decided.generation, [])
@@ -215,6 +215,7 @@ def candidates(history: History) -> list[policies.Candidate]:
                 verified=notes.has(told, "verified"),
                 needed_by_reference=decided.generation in needed,
                 usable=not (notes.has(told, "quarantine") or notes.has(told, "damaged")),
+                stray=decided.generation not in path and manifest_of(decided).guarantee.level != "weights",
             )
         )
     return found

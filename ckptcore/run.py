@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from ckptcore import forks, ledger, names, notes, records, restore
+from ckptcore import forks, ledger, notes, records, restore
 from ckptcore import verify as verification
 from ckptcore.arguments import check_like
 from ckptcore.backend import Backend

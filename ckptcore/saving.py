@@ -32,7 +32,7 @@ from ckptcore.proof import Refuted, show_ranks
 from ckptcore.records import Abort
 from ckptcore.retention import Collector
 from ckptcore.store import Store
-from ckptcore.uploads import UPLOAD_TIMEOUT, Uploading
+from ckptcore.uploads import Uploading, uploaded
 from ckptcore.writer import Identity, Shard
 
 GRACE = DECISION_TIMEOUT + 60.0
@@ -133,8 +133,7 @@ class Saving:
         try:
             if self.tidy:
                 self._conclude_older(coordinator)
-            patience = self.timeout + (UPLOAD_TIMEOUT if self.node is not None else 0.0)  # others may be uploading still
-            return coordinator.commit(identity.generation, identity.participants, timeout=patience)
+            return coordinator.commit(identity.generation, identity.participants, timeout=self.timeout, progress=self._progress)
         except StoreFull as error:
             # An abort is small, and may find room where the index did not: then nobody waits for a decision.
             return coordinator.abort(identity.generation, Refuted(f"there is no room left to commit it: {error}"))
@@ -155,8 +154,8 @@ class Saving:
         """Wait for the ledger record that rank 0, or whoever takes over, puts."""
         identity = self.shard.identity
         failure: StoreUnavailable | None = None
-        patience = self._patience()
-        for _ in self.clock.polls(patience):
+        patience = self.timeout + GRACE
+        for _ in self.clock.polls_anew(patience, self._progress):
             try:
                 decided = ledger.read(self.store, identity.run_id, identity.generation)
                 if decided is not None:
@@ -177,9 +176,9 @@ class Saving:
             " The next start of the job settles it; it may still become a checkpoint."
         ) from failure
 
-    def _patience(self) -> float:
-        """Seconds until rank 0 has decided for certain, if it lives: it may be uploading, and wait for others that are."""
-        return self.timeout + GRACE + (self.timeout + 2 * UPLOAD_TIMEOUT if self.node is not None else 0.0)
+    def _progress(self) -> int | None:
+        """How many files are in the store: while it grows, somebody uploads, and nobody gives up. None without uploads."""
+        return None if self.node is None else uploaded(self.store, self.shard.identity.generation)
 
     def _lack(self) -> str:
         identity = self.shard.identity

@@ -19,7 +19,7 @@ from ckptcore.records import Receipt
 from ckptcore.store import Store
 
 UPLOAD_TIMEOUT = 3600.0
-"""Seconds in which a rank's data has to be uploaded, and the other ranks wait for it."""
+"""Seconds in which a rank's data has to be uploaded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +125,14 @@ def upload(
         tell(on_event, Event("uploaded", held.receipt.rank, held.generation, detail=detail))
         return
     raise StoreUnavailable(f"{held.prefix} could not be uploaded within {UPLOAD_TIMEOUT:g} s: {failure}") from failure
+
+
+def uploaded(store: Store, generation: GenerationId) -> int | None:
+    """How many files of all databases are in the store; None while it does not answer."""
+    try:
+        return sum(1 for _ in store.list(f"{names.state_prefix(generation)}ranks/"))
+    except StoreUnavailable:
+        return None
 
 
 def _aborted(decided: Decided) -> SaveAborted:

@@ -61,8 +61,10 @@ def _header(told: Chronicle, now: datetime) -> str:
     verdict = "Nothing to resume from" if head is None else f"The next start resumes from step {head.generation.step:,}"
     shown = {
         "run": told.run.run_id,
-        "resume point": head and f"{head.generation}, {text.age(head.at, now)} old",
-        "newest verified": f"step {verified[-1].generation.step:,}, {text.age(verified[-1].at, now)} old" if verified else "none",
+        "resume point": head and f"{head.generation}, captured {text.ago(head.at, now)}",
+        "newest verified": f"step {verified[-1].generation.step:,}, captured {text.ago(verified[-1].at, now)}"
+        if verified
+        else "none",
         "generations": states or "none yet",
         "begun": told.run.created,
         "parent": told.run.parent and f"{told.run.parent.generation} of {told.run.parent.url}",
@@ -197,9 +199,7 @@ def _generations(entries: Sequence[Entry], now: datetime) -> str:
 
 
 def _remarks(entry: Entry) -> str:
-    missing = (
-        f"no receipt from {text.ranks(entry.missing)} of {entry.participants}" if entry.missing and entry.participants else ""
-    )
+    missing = text.missing(entry.missing, entry.participants) if entry.missing or entry.state == "undecided" else ""
     metrics = [f"{name} = {value:.4g}" for name, value in entry.listed.metrics.items()]
     parts = [missing, text.first_line(entry.reason, 200), "pinned" if entry.listed.pinned else "", *entry.listed.tags, *metrics]
     return "; ".join(part for part in parts if part)

@@ -59,8 +59,9 @@ class Times:
         step = next((step for step in _STEPS if whole / step <= most), _STEPS[-1] * max(1, math.ceil(whole / _STEPS[-1] / most)))
         origin = self.first.replace(hour=0, minute=0, second=0, microsecond=0)
         first = math.ceil((self.first - origin) / step)
-        moments = [origin + step * number for number in range(first, first + most + 1)]
-        return [(moment, moment.strftime(_form(whole, step))) for moment in moments if moment <= self.last]
+        last = min((self.last - origin) // step, first + most)  # no moment beyond the last: the calendar may end there
+        moments = [origin + step * number for number in range(first, last + 1)]
+        return [(moment, moment.strftime(_form(whole, step))) for moment in moments]
 
 
 def _form(whole: timedelta, step: timedelta) -> str:

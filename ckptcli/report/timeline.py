@@ -63,14 +63,14 @@ def _place(entry: Entry, x: float) -> float:
 def _dated(told: Chronicle, starts: Mapping[int, Start]) -> dict[GenerationId, datetime]:
     """When each generation was; one that nobody has dated stands right after the one before it."""
     found: dict[GenerationId, datetime] = {}
+    last: dict[int, datetime] = {}
     for entry in told.entries:
         start = starts.get(entry.generation.incarnation)
         if start is None:
             continue
-        before = [at for generation, at in found.items() if generation.incarnation == entry.generation.incarnation]
-        at = entry.at or (before[-1] if before else start.claimed)
+        at = entry.at or last.get(entry.generation.incarnation) or start.claimed
         if at is not None:
-            found[entry.generation] = at
+            found[entry.generation] = last[entry.generation.incarnation] = at
     return found
 
 

@@ -120,7 +120,7 @@ def _scalar(value: Any) -> _Scalar | _Left:
 
 
 def _names(tree: Mapping[TreePath, _Shown]) -> dict[TreePath, str]:
-    """Orbax's name of each place: its elements with dots between them. Raises `CallError` if two have the same, or for no path."""
+    """Orbax's name of each place: its elements with dots between. Raises `CallError` if two have the same, or for no path."""
     called: dict[str, TreePath] = {}
     for place in tree:
         name = ".".join(str(value) for _, value in place)

@@ -152,8 +152,10 @@ def added_bytes(data: bytes, *, zarr3: bool, where: str) -> int | None:
     if not zarr3:
         return None if metadata.get("compressor") or metadata.get("filters") else 0
     codecs = metadata.get("codecs")
-    words = [codec.get("name") if isinstance(codec, dict) else None for codec in codecs] if isinstance(codecs, list) else [None]
-    return sum(_PLAIN_CODECS[word] for word in words) if all(word in _PLAIN_CODECS for word in words) else None
+    if not isinstance(codecs, list):
+        return None
+    words = [str(codec.get("name") if isinstance(codec, dict) else codec) for codec in codecs]
+    return sum(_PLAIN_CODECS[word] for word in words) if set(words) <= set(_PLAIN_CODECS) else None
 
 
 def _object(data: bytes, where: str) -> dict[str, Any]:
@@ -173,9 +175,9 @@ def strict(data: bytes, *, where: str) -> Any:
         value = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_refuse)
         if b"\\u" in data:  # an escaped lone surrogate is no text
             json.dumps(value, ensure_ascii=False).encode()
-        return value
     except (ValueError, RecursionError) as error:
         raise InvalidRecord(f"{where}: {str(error)[:300] or type(error).__name__}") from error
+    return value
 
 
 def _decoded(data: bytes, kind: type[T], where: str) -> T:

@@ -6,8 +6,6 @@ are read with TensorStore, chunk by chunk, and never whole unless they are asked
 
 from __future__ import annotations
 
-import itertools
-import math
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,10 +16,10 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 
-from ckptcore import canonical, dtypes, posix
+from ckptcore import dtypes, posix
 from ckptcore.array_spec import MANIFEST, answer, read_error
 from ckptcore.errors import Damaged, InvalidRecord, NotFound, UnsupportedFormat
-from ckptcore.formats import orbax_folder, orbax_metadata
+from ckptcore.formats import orbax_chunks, orbax_folder, orbax_metadata
 from ckptcore.formats.boxes_in_files import opened
 from ckptcore.formats.foreign import HEAD_BYTES, Foreign, Tensor, absolute, pieces
 from ckptcore.formats.orbax_metadata import Entry, Tree
@@ -37,12 +35,9 @@ MAX_ARRAY_METADATA_BYTES = 64 << 10
 MAX_CHUNK_BYTES = 1 << 30
 """The most bytes of a chunk, which has to be in memory as a whole, unless somebody asks for another number."""
 CHECKED_CHUNK_BYTES = 1 << 20
-"""From this size on, a chunk that is stored as it is has to have all its bytes before memory is taken for it."""
+"""From this size on it is looked at whether a chunk that is stored as it is has all its bytes, before memory is taken for it."""
 CACHE_BYTES = 256 << 20
 """The memory that keeps chunks of which several boxes are read."""
-_MAX_DIMENSIONS = 32
-_SHARD_INDEX_BYTES = 16
-"""Bytes of a chunk's entry in the index of a shard."""
 _STRINGS = "_strings.json"
 _ARRAY_METADATAS = "array_metadatas"
 _SCALARS = frozenset({"bool", "int64", "float64"})
@@ -102,8 +97,8 @@ class Orbax(Foreign):
 
     def _read(self, tensor: str, boxes: Sequence[Box]) -> list[np.ndarray]:
         array, where = self._arrays[tensor], self._where(tensor)
+        found = [orbax_chunks.memory(box, self._dtype(tensor), where=where) for box in boxes]
         self._check_stored(tensor, boxes)
-        found = [_memory(box, self._dtype(tensor), where) for box in boxes]
         reading = [array[box.slices()].read() for box in boxes]
         for memory, future in zip(found, reading, strict=True):
             memory[...] = answer(future, where, read_error)
@@ -111,31 +106,28 @@ class Orbax(Foreign):
 
     def _check_stored(self, tensor: str, boxes: Sequence[Box]) -> None:
         """Raise `Damaged` if a large chunk that meets the boxes is stored as it is, and shorter than it has to be."""
-        array, where = self._arrays[tensor], self._where(tensor)
-        more = orbax_metadata.added_bytes(self._raw[tensor], zarr3=self._tree.zarr3, where=where)
-        chunk = _chunk_shape(array)
-        size = math.prod(chunk) * array.dtype.numpy_dtype.itemsize
-        if more is None or size < CHECKED_CHUNK_BYTES:
+        array, raw, where = self._arrays[tensor], self._raw[tensor], self._where(tensor)
+        size = orbax_chunks.stored_bytes(array, raw, zarr3=self._tree.zarr3, where=where)
+        if size is None or size < CHECKED_CHUNK_BYTES:
             return
-        for box in boxes:
-            spans = [range(a // c, -(-b // c)) for a, b, c in zip(box.start, box.stop, chunk, strict=True)]
-            for place in itertools.product(*spans):
-                key = orbax_metadata.chunk_key(self._raw[tensor], place, zarr3=self._tree.zarr3, where=where)
-                self._check_length(f"{self._entries[tensor].name}/{key}", size + more)
+        folder = f"{self._entries[tensor].name}/"
+        for place in orbax_chunks.places(array, boxes):
+            key = folder + orbax_metadata.chunk_key(raw, place, zarr3=self._tree.zarr3, where=where)
+            if key not in self._whole:
+                self._check_length(key, size)
+                self._whole.add(key)
 
     def _check_length(self, key: str, size: int) -> None:
         """Raise `Damaged` if a value is there, and has fewer than `size` bytes: its last byte is read."""
-        if key not in self._whole:
-            where = f"{self._home}: {key[:200]}"
-            try:
-                answer(self._kvstore.read(key, byte_range=slice(size - 1, size)), where, _out_of_range)
-            except _Shorter as error:
-                raise Damaged(f"{where} has fewer than the {size} bytes of a chunk: it is cut short") from error
-            self._whole.add(key)
+        where = f"{self._home}: {key[:200]}"
+        try:
+            answer(self._kvstore.read(key, byte_range=slice(size - 1, size)), where, _out_of_range)
+        except _Shorter as error:
+            raise Damaged(f"{where} has fewer than the {size} bytes of a chunk: it is cut short") from error
 
     def _pieces(self, tensor: str) -> Iterable[Box]:
         """The chunks of an array, each in pieces of its own where it is large."""
-        return pieces(self._logical[tensor], rows=(*_chunk_shape(self._arrays[tensor]), 1)[0])
+        return pieces(self._logical[tensor], rows=(*orbax_chunks.shape(self._arrays[tensor]), 1)[0])
 
     def _heads(self, tensors: Sequence[str]) -> Iterator[bytes]:
         for name in tensors:
@@ -209,7 +201,7 @@ class Orbax(Foreign):
         opening = {tensor: ts.open(self._spec(self._entries[tensor].name), context=self._context) for tensor in self._raw}
         found = {tensor: answer(future, self._where(tensor), read_error) for tensor, future in opening.items()}
         for tensor, array in found.items():
-            _check(array, self._where(tensor), self._max_chunk_bytes)
+            orbax_chunks.check(array, self._max_chunk_bytes, where=self._where(tensor))
             impl = self._keys.get(self._entries[tensor].name)
             if impl is not None:
                 orbax_metadata.check_keys(impl, array.dtype.name, array.shape, where=self._where(tensor))
@@ -329,32 +321,3 @@ def _check_files(home: FilePath) -> None:
             raise InvalidRecord(
                 f"{path} is neither a file nor a folder, and nothing else is followed in a checkpoint: copy it there"
             )
-
-
-def _memory(box: Box, dtype: np.dtype, where: str) -> np.ndarray:
-    """Memory for a box. TensorStore ends the process where it has none for a result; numpy, which is asked first, does not."""
-    try:
-        return np.empty(box.shape, dtype)
-    except (MemoryError, ValueError) as error:
-        raise UnsupportedFormat(f"{where}: there is no memory for {list(box.shape)} elements of {dtype} together") from error
-
-
-def _check(array: ts.TensorStore, where: str, max_chunk_bytes: int) -> None:
-    """Refuse what no memory could hold, before anything of it is allocated."""
-    chunk = _chunk_shape(array)
-    if array.rank > _MAX_DIMENSIONS or any(extent > canonical.MAX_INT for extent in array.shape):
-        raise InvalidRecord(
-            f"{where}: shape {list(array.shape)[:_MAX_DIMENSIONS]} is beyond {_MAX_DIMENSIONS} dimensions of 2^53"
-        )
-    if any(part > max(extent, 1) for part, extent in zip(chunk, array.shape, strict=True)):
-        raise InvalidRecord(f"{where}: chunks of {list(chunk)} are larger than the array of {list(array.shape)}")
-    index = math.prod(array.chunk_layout.write_chunk.shape or ()) // max(math.prod(chunk), 1) * _SHARD_INDEX_BYTES
-    if max(math.prod(chunk) * array.dtype.numpy_dtype.itemsize, index) > max_chunk_bytes:
-        raise UnsupportedFormat(
-            f"{where}: chunks of {list(chunk)} are larger than {max_chunk_bytes} bytes, the most that is held in memory;"
-            " raise max_chunk_bytes if there is the memory"
-        )
-
-
-def _chunk_shape(array: ts.TensorStore) -> tuple[int, ...]:
-    return tuple(extent or 1 for extent in array.chunk_layout.read_chunk.shape or ())

@@ -71,8 +71,9 @@ def export_safetensors(
     that is tied to another is not written twice, but under its own name where the other is left out. Nothing is overwritten.
     `progress` is told of stored bytes as they are read.
 
-    Raises `CallError` if there are files already, `NotFound` if nothing is to be written, `CallError` for a limit that is no positive number; `StructureMismatch` for leaves
-    that are no arrays, and for names that `names` does not bring back; `UnsupportedLeaf` for a dtype that the format lacks.
+    Raises `CallError` if there are files already, and for a limit that is no positive number; `NotFound` if there is nothing to
+    write; `StructureMismatch` for leaves that are no arrays, and for names that `names` does not bring back;
+    `UnsupportedLeaf` for a dtype that the format lacks.
     """
     target = absolute(path)
     if type(max_shard_bytes) is not int or max_shard_bytes < 1:
@@ -80,7 +81,10 @@ def export_safetensors(
     items = _items(source, component, names, cast_name(dtype))
     shards = _shards(items, None if target.suffix == SUFFIX else max_shard_bytes)
     home, files = (target.parent, [target.name]) if target.suffix == SUFFIX else (target, _file_names(len(shards)))
-    _check_free(home, target if target.suffix == SUFFIX else None)
+    try:
+        _check_free(home, target if target.suffix == SUFFIX else None)
+    except OSError as error:
+        raise posix.translate(error, f"looking at {home}", of_run=False) from error
     contents: dict[str, Iterator[bytes | memoryview]] = {
         file: _content(source, shard, progress) for file, shard in zip(files, shards, strict=True)
     }

@@ -29,7 +29,8 @@ class Entry:
     `state`: the word that matters most to whoever wants to resume; `is_head`: the next start resumes from it, as far as the
     records tell. `bytes`: logical bytes of all its components; `own_bytes`: without those that lie in other generations.
     `at`: when its state was captured, or when it was aborted; None while nobody has said. `missing`: the ranks that have
-    delivered no receipt, of `participants`; of an undecided one nobody can tell them where that is None. `reason`: why it was aborted, is marked, or cannot be read.
+    delivered no receipt, of `participants`; where that is None of an undecided one, nobody can tell. `reason`: why it was
+    aborted, is marked, or cannot be read.
     `on_nodes`: nobody has decided it, and at `at` it was whole on the nodes: a start there finishes it.
     """
 

@@ -24,6 +24,8 @@ EDGE = 3
 """Elements that are shown at each end of a dimension where not all are."""
 MOST_SHOWN = 1000
 """As many elements are shown in full, as numpy does it."""
+MOST_READ = (2 * EDGE) ** 4
+"""As many elements are read at most to show both ends of each dimension."""
 
 _STORED = re.compile(r"rank_state\.(\d+)\.(.+)", re.DOTALL)
 
@@ -45,10 +47,11 @@ def find(leaves: Sequence[StoredLeaf], name: str, *, where: str) -> list[StoredL
     Raises `NotFound` with the names that are most like it.
     """
     wanted = name.replace('"', "'")
-    exact = [leaf for leaf in leaves if wanted in (leaf.name, path_of(leaf))]
-    below = [leaf for leaf in leaves if _is_below(leaf, wanted)]
-    if exact or below:
-        return exact[:1] or below
+    for called in (name, wanted):  # a key that has a quote is shown between the other ones
+        exact = [leaf for leaf in leaves if called in (leaf.name, path_of(leaf))]
+        below = [leaf for leaf in leaves if _is_below(leaf, called)]
+        if exact or below:
+            return exact[:1] or below
     known = {called: leaf.name for leaf in leaves for called in (leaf.name, path_of(leaf))}
     close = dict.fromkeys(known[called] for called in difflib.get_close_matches(wanted, known, 6, 0.5))
     ends = [leaf.name for leaf in leaves if leaf.name.rpartition(".")[2] == re.split(r"[.\[]", wanted)[-1].strip("']")]
@@ -128,15 +131,27 @@ def _range(part: str, extent: int, text: str) -> range:
     return range(*slice(*given).indices(extent))
 
 
+def edge_of(selection: Selection) -> int | None:
+    """How many elements are shown at each end of a dimension; None: all of them; 0: none, for there are too many dimensions.
+
+    At most `EDGE`, and so few that no more than `MOST_READ` elements are shown.
+    """
+    if selection.count <= MOST_SHOWN:
+        return None
+    few = (e for e in range(EDGE, 0, -1) if math.prod(min(extent, 2 * e) for extent in selection.shape) <= MOST_READ)
+    return next(few, 0)
+
+
 def corners(selection: Selection) -> tuple[list[Box], list[list[range]]]:
     """The boxes that have to be read to show a selection, and for each the places that it fills in what is shown.
 
     A selection of at most `MOST_SHOWN` elements is one box. Of a larger one both ends of each dimension are read, and what
-    is shown has one place between them, for what is left out.
+    is shown has one place between them, for what is left out; of one with too many dimensions (`edge_of`) nothing is.
     """
-    shape = selection.shape
-    whole = selection.count <= MOST_SHOWN
-    axes = [[range(extent)] if whole or extent <= 2 * EDGE else _ends(extent) for extent in shape]
+    shape, edge = selection.shape, edge_of(selection)
+    if edge == 0:
+        return [], []
+    axes = [[range(extent)] if edge is None or extent <= 2 * edge else _ends(extent, edge) for extent in shape]
     boxes, places = [], []
     for parts in itertools.product(*axes):
         along = list(zip(parts, selection.box.start, selection.steps, strict=True))
@@ -147,30 +162,30 @@ def corners(selection: Selection) -> tuple[list[Box], list[list[range]]]:
     return boxes, places
 
 
-def _ends(extent: int) -> list[range]:
-    return [range(EDGE), range(extent - EDGE, extent)]
+def _ends(extent: int, edge: int) -> list[range]:
+    return [range(edge), range(extent - edge, extent)]
 
 
 def _place(part: range) -> range:
     """Where a part of a dimension lies in what is shown of it."""
-    return range(EDGE + 1, 2 * EDGE + 1) if part.start else range(len(part))
+    return range(len(part) + 1, 2 * len(part) + 1) if part.start else range(len(part))
 
 
-def joined(selection: Selection, places: Iterable[Sequence[range]], parts: Sequence[np.ndarray]) -> tuple[np.ndarray, bool]:
-    """What is shown of a selection, from the parts that `corners` asked for; and whether something is left out."""
+def joined(selection: Selection, places: Iterable[Sequence[range]], parts: Sequence[np.ndarray]) -> np.ndarray:
+    """What is shown of a selection, from the parts that `corners` asked for."""
     placed = [list(place) for place in places]
     shape = tuple(max((place[axis].stop for place in placed), default=0) for axis in range(len(selection.shape)))
     shown = np.zeros(shape, parts[0].dtype)
     for place, part in zip(placed, parts, strict=True):
         shown[(..., *(slice(r.start, r.stop) for r in place))] = selection.stepped(part)
-    return np.squeeze(shown, axis=selection.dropped), shape != selection.shape
+    return np.squeeze(shown, axis=selection.dropped)
 
 
-def shown(array: np.ndarray, *, shortened: bool, width: int) -> str:
-    """An array as numpy prints it; with `shortened` an ellipsis stands for the place in the middle of a dimension."""
+def shown(array: np.ndarray, *, edge: int | None, width: int) -> str:
+    """An array as numpy prints it; with an `edge` (`edge_of`) an ellipsis stands for the place in the middle of a dimension."""
     plain = _widened(array) if array.dtype.isbuiltin == 2 else array
-    threshold = 0 if shortened else plain.size + 1
-    return np.array2string(plain, max_line_width=width, threshold=threshold, edgeitems=EDGE, separator=", ")
+    threshold = plain.size + 1 if edge is None else 0
+    return np.array2string(plain, max_line_width=width, threshold=threshold, edgeitems=edge or EDGE, separator=", ")
 
 
 def _widened(array: np.ndarray) -> np.ndarray:

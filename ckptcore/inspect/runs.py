@@ -12,6 +12,7 @@ from ckptcore.errors import StoreError
 from ckptcore.filestore import FileStore
 from ckptcore.objectstore import ObjectStore
 from ckptcore.store import Store
+from ckptcore.storereads import exists
 
 DEEPEST = 4
 """How many folders below a prefix a run is looked for."""
@@ -33,6 +34,8 @@ def find_runs(top: Store) -> Iterator[Place]:
     """
     if isinstance(top, FileStore):
         yield from _in_folders(top.root, top.url, 0)
+    elif exists(top, names.RUN):
+        yield Place(top.url)  # without a listing of all that the run has
     elif isinstance(top, ObjectStore):
         yield from _in_keys(top.url, top.everything())
 

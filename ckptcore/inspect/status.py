@@ -27,7 +27,7 @@ class Newest:
     generation: GenerationId
     captured: datetime | None
     age: float | None
-    """Seconds."""
+    """Seconds; negative if whoever captured it has a clock that is ahead of ours."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,7 @@ def _newest(entries: Sequence[Entry], now: datetime) -> Newest | None:
     entry = max(entries, key=lambda each: each.generation, default=None)
     if entry is None:
         return None
-    age = None if entry.at is None else max((now - entry.at) / timedelta(seconds=1), 0.0)
+    age = None if entry.at is None else (now - entry.at) / timedelta(seconds=1)
     return Newest(entry.generation, entry.at, age)
 
 

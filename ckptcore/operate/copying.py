@@ -7,8 +7,6 @@ records name is copied. The merged view, which is derived, is made again.
 
 from __future__ import annotations
 
-import os
-import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -20,7 +18,7 @@ from ckptcore.ledger import Decided, manifest_of
 from ckptcore.names import GenerationId
 from ckptcore.operate.transfer import Item, Pace, Transfer
 from ckptcore.reader import Checkpoint
-from ckptcore.store import Store
+from ckptcore.store import Store, overlap
 from ckptcore.storereads import bounded_bytes, record_bytes
 
 _OF_THE_BYTES = ("verified-", "damaged-")
@@ -79,8 +77,7 @@ class Copier:
         Raises `CallError` if the target is another run, or one that has gone on by itself.
         """
         self._history.refresh()
-        one, other = _place(self.source.url), _place(self.target.url)
-        if one.startswith(other) or other.startswith(one):
+        if overlap(self.source.url, self.target.url):
             raise CallError(f"{self.target.url} and the run {self.source.url} lie in each other: name another place for the copy")
         self._identify()
         self._there = {}
@@ -281,9 +278,3 @@ def _sources(found: Iterable[Decided]) -> set[GenerationId]:
     """The generations that hold a component of one of these commits."""
     entries = (entry for decided in found for entry in manifest_of(decided).components.values())
     return {GenerationId.parse(entry.source) for entry in entries if entry.source is not None}
-
-
-def _place(url: str) -> str:
-    """A store's URL, ending in a slash; on file systems without the symbolic links on the way."""
-    scheme, _, path = url.partition("://")
-    return f"{scheme}://{os.path.realpath(urllib.parse.unquote(path)) if scheme == 'file' else path}/"

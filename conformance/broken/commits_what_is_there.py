@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ckpt_conformance.adapters.jax import Jax
 from ckpt_conformance.adapters.process import main
 from ckptcore import coordinator, proof, records
@@ -38,8 +40,10 @@ def _publish(self: Coordinator, proven: Proven) -> list[str]:
     return []
 
 
-def _commit(self: Coordinator, generation: GenerationId, participants: int, *, timeout: float) -> coordinator.Decided:
-    self._wait(generation, participants, timeout)
+def _commit(
+    self: Coordinator, generation: GenerationId, participants: int, *, timeout: float, progress: Callable[[], object]
+) -> coordinator.Decided:
+    self._wait(generation, participants, timeout, progress)
     return self.conclude(generation)
 
 

@@ -89,3 +89,36 @@ def test_what_is_wrong(ckpt: Ckpt, run: Path) -> None:
         for position in range(0, file.stat().st_size, 64):
             flip(file, position)
     assert "of array 'params.w'" in ckpt.refused("cat", run, "params.w", status=4)
+
+
+def test_keys_that_have_quotes(ckpt: Ckpt, place: Path) -> None:
+    """What `ckpt tree` shows is what `ckpt cat` takes."""
+    odd = {"it's": {"w": np.arange(3.0)}, 'a"b': np.arange(2.0), "c": np.arange(4.0)}
+    job = Job(file_store(place / "quotes"), 1)
+    job.state_of = lambda step, rank, size: state(step, rank, size) | {"odd": odd}
+    job.open()
+    job.save(10)
+    parts = ckpt("tree", place / "quotes", "--component", "odd", "--json").json["components"][0]["copies"][0]["leaves"]
+    assert [ckpt("cat", place / "quotes", leaf["path"], "--json").json["selected"] for leaf in parts] == [
+        leaf["shape"] for leaf in parts
+    ]
+    assert ckpt("cat", place / "quotes", 'odd["c"]', "--json").json["selected"] == [4]
+    assert ckpt("cat", place / "quotes", 'odd["it\'s"]', "--json").json["selected"] == [3]
+
+
+def test_options_that_are_of_no_use_are_refused(ckpt: Ckpt, run: Path) -> None:
+    assert "this is several leaves" in ckpt.refused("cat", run, "params", "--slice", "0", status=2)
+    assert "this is a value" in ckpt.refused("cat", run, "extra.value", "--slice", "0", status=2)
+    assert "is one for all ranks" in ckpt.refused("cat", run, "params.w", "--rank", "1", status=2)
+    assert "is of rank 1, --rank says 0" in ckpt.refused("cat", run, "rank_state.1.rng.key", "--rank", "0", status=2)
+    assert ckpt("cat", run, "rank_state.1.rng.key", "--rank", "1", "--json").json["rank"] == 1
+
+
+def test_many_dimensions(ckpt: Ckpt, place: Path) -> None:
+    wide = {"seven": np.arange(4.0**7).reshape((4,) * 7), "twelve": np.zeros((2,) * 12)}
+    job = Job(file_store(place / "wide"), 1)
+    job.state_of = lambda step, rank, size: state(step, rank, size) | {"wide": wide}
+    job.open()
+    job.save(10)
+    assert len(ckpt("cat", place / "wide", "wide.seven").out) < 20_000
+    assert "4,096 elements in 12 dimensions: --slice selects" in ckpt("cat", place / "wide", "wide.twelve").out

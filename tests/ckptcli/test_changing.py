@@ -166,6 +166,16 @@ def test_tag_and_pin(ckpt: Ckpt, run: Path) -> None:
     assert sorted(note.kind for note in told) == ["pin", "tag", "tag"]
 
 
+def test_what_is_told_of_a_tag_or_a_pin_is_what_is_stored(ckpt: Ckpt, run: Path) -> None:
+    ckpt("tag", run, "20", "old")
+    assert ckpt("tag", run, "20", "b", "a", "b", "--json").json["tags"] == ["a", "b", "old"]
+    ckpt("pin", run, "20", "--reason", "y")
+    stored = ckpt("pin", run, "20", "--reason", "x" * 100_000, "--json").json["reason"]
+    told = notes.read(file_store(run), read_run(file_store(run)).run_id, SECOND)
+    assert len(stored) < 100_000
+    assert stored in {note.text for note in told if note.kind == "pin"}
+
+
 def test_a_note_on_nothing(ckpt: Ckpt, run: Path) -> None:
     before = contents(run)
     for command in (["quarantine", "--reason", "x"], ["pin", "--reason", "x"], ["tag"]):

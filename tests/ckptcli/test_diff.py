@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
+import jsonschema
+import numpy as np
 import pytest
 
+from ckptcli import schemas
 from tests.ckptcli.support import Ckpt
 from tests.ckptcore.support import Job, file_store, flip
 from tests.processes import ROOT
@@ -60,3 +64,18 @@ def test_digests_alone_read_no_data(ckpt: Ckpt, runs: Path) -> None:
 def test_what_is_wrong(ckpt: Ckpt, runs: Path) -> None:
     assert "no checkpoint of step 77" in ckpt.refused("diff", GOLDEN, "77", "5", status=5)
     assert "there is no run at" in ckpt.refused("diff", GOLDEN, "5", "5", "--to", runs / "three", status=5)
+
+
+def test_differences_that_no_number_tells(ckpt: Ckpt, place: Path) -> None:
+    """A NaN against a number: "inf" is measured, null is not."""
+    job = Job(file_store(place / "run"), 1)
+    job.state_of = lambda step, *_: {"params": {"w": np.array([1.0, math.nan if step == 20 else 2.0])}}
+    job.open()
+    job.save(10, guarantee="weights")
+    job.save(20, guarantee="weights")
+    document = ckpt("diff", place / "run", "10", "20", "--json", status=1).json
+    jsonschema.validate(document, schemas.schema("diff"))
+    (leaf,) = document["leaves"]
+    assert (leaf["largest"], leaf["relative"], leaf["differing"]) == ("inf", "inf", 1)
+    (leaf,) = ckpt("diff", place / "run", "10", "20", "--digests", "--json", status=1).json["leaves"]
+    assert (leaf["largest"], leaf["relative"]) == (None, None)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from ckptcli import explain
 from ckptcore import names
+from ckptcore.inspect.findings import Finding
+from ckptcore.names import GenerationId
 from tests.ckptcli.support import Ckpt
 from tests.ckptcore.support import Job, contents, file_store, flip
 from tests.processes import ROOT
@@ -82,3 +86,29 @@ def test_what_is_wrong(ckpt: Ckpt, place: Path) -> None:
     assert "no generation of step 77" in ckpt.refused("explain", GOLDEN, "77", status=5)
     assert "has no generation 000009-000000000001-1" in ckpt.refused("explain", GOLDEN, "000009-000000000001-1", status=5)
     assert "--deep reads one checkpoint" in ckpt.refused("explain", GOLDEN, "--deep", status=2)
+
+
+class Counted(list[Finding]):
+    """Findings that count how often somebody walks over them."""
+
+    walks = 0
+
+    def __iter__(self) -> Iterator[Finding]:
+        self.walks += 1
+        return super().__iter__()
+
+
+def test_many_missing_receipts_are_grouped_in_few_passes() -> None:
+    generations = [GenerationId(1, step, 1) for step in (10, 20)]
+    found = Counted(
+        Finding(kind="missing-receipt", text=f"no receipt from rank {rank}: gone", clause="P-12", generation=each, rank=rank)
+        for rank in range(100)
+        for each in generations
+    )
+    found.append(Finding(kind="whole", text="whole", clause=""))
+    told = list(explain._grouped(found))
+    assert [(each.generation, each.text) for each in told] == [
+        *((each, "no receipt from ranks 0-99: gone") for each in generations),
+        (None, "whole"),
+    ]
+    assert found.walks == 2

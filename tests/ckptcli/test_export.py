@@ -130,3 +130,23 @@ def test_sizes_and_rules() -> None:
     with pytest.raises(CallError, match="each THERE once"):
         shared.rules(["a=b", "a=c"])
     assert str(GenerationId(1, 20, 1)) == "000001-000000000020-1"
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "dcp", "orbax", "zarr"])
+def test_paths_that_no_folder_can_have(ckpt: Ckpt, run: Path, place: Path, kind: str) -> None:
+    pytest.importorskip("torch")
+    for out in ("~nosuchuser/x", place / ("x" * 300)):
+        assert "the path " in ckpt.refused("export", kind, run, out, "--component", "params", status=2)
+        if kind != "zarr":
+            assert "the path " in ckpt.refused("import", kind, out, place / "new", "--component", "params", status=2)
+
+
+def test_nothing_to_write_and_components_that_are_named_twice(ckpt: Ckpt, run: Path, place: Path) -> None:
+    call = ("export", "safetensors", run, place / "out", "--component", "params")
+    assert "has no arrays to write" in ckpt.refused(*call, "--names", "=-", status=5)
+    assert "is more bytes than anything has" in ckpt.refused(*call, "--max-shard", "9" * 400, status=2)
+    assert not (place / "out").exists()
+    for kind in ("orbax", "zarr"):
+        twice = ("--component", "params", "--component", "params")
+        found = ckpt("export", kind, run, place / kind, *twice, "--json").json
+        assert (found["components"], found["arrays"]) == (["params"], 2)

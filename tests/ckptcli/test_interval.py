@@ -82,6 +82,11 @@ def test_a_save_that_costs_nothing(ckpt: Ckpt) -> None:
     assert told["goodput"] == pytest.approx(1)
 
 
+def test_an_mtbf_of_ages(ckpt: Ckpt) -> None:
+    told = ckpt("interval", "--mtbf", "9999999999w", "--blocking", "1ms", "--json").json
+    assert [each["interval_seconds"] for each in told["answers"]] == pytest.approx([told["answers"][0]["interval_seconds"]] * 4)
+
+
 def test_bad_input(ckpt: Ckpt, place: Path) -> None:
     Job(file_store(place), 1).open()
     refused = ckpt.refused
@@ -90,6 +95,8 @@ def test_bad_input(ckpt: Ckpt, place: Path) -> None:
     assert "mtbf=0.0: expected the mean time" in refused("interval", "--mtbf", "0", "--blocking", "1", status=2)
     assert "slowdown=1.5" in refused("interval", "--mtbf", "3h", "--blocking", "1", "--slowdown", "1.5", status=2)
     assert "has no checkpoint whose receipts tell" in refused("interval", place, "--mtbf", "3h", status=5)
+    for nodes in ("9" * 400, "1000000001", "0"):
+        assert "'--nodes'" in refused("interval", "--mtbf", "3h", "--blocking", "1", "--nodes", nodes, status=2)
     assert "there is no run" in refused("interval", place / "no", "--mtbf", "3h", status=5)
 
 

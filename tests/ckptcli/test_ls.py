@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import jsonschema
+
+from ckptcli import schemas
 from ckptcore import names
 from ckptcore.run import open_run
 from tests.ckptcli.support import Ckpt
 from tests.ckptcore.support import Job, checkpointer, file_store, state
+from tests.ckptcore.training import Later
 from tests.processes import ROOT
 
 GOLDEN = ROOT / "conformance" / "golden"
@@ -77,3 +81,75 @@ def test_no_run(ckpt: Ckpt, place: Path) -> None:
 def test_a_run_without_saves(ckpt: Ckpt, place: Path) -> None:
     Job(file_store(place / "run"), 1).open()
     assert ckpt("ls", place / "run").out == "no generations yet\n"
+
+
+def test_runs_whose_folders_have_odd_names(ckpt: Ckpt, place: Path) -> None:
+    for name in ("run 42", "lr=0.1,bs=2", "ü"):
+        Job(file_store(place / name), 1).open()
+    urls = [run["url"] for run in ckpt("ls", place, "--json").json["runs"]]
+    assert urls == [file_store(place / name).url for name in ("lr=0.1,bs=2", "run 42", "ü")]
+
+
+def test_what_is_wrong_with_one_run_hides_no_other(ckpt: Ckpt, place: Path) -> None:
+    Job(file_store(place / "good"), 1).open()
+    (place / "latest").symlink_to("good")
+    (place / "bad").mkdir()
+    (place / "bad" / names.RUN).write_text("garbage")
+    told = ckpt("ls", place, status=4)
+    bad = file_store(place / "bad").url
+    assert told.error.startswith(f"ckpt: {bad}: run.json: ")
+    assert told.error.count("\n") == 1
+    assert told.out == f"{file_store(place / 'good').url}\nno generations yet\n"
+    assert [run["url"] for run in ckpt("ls", place, "--json", status=4).json["runs"]] == [file_store(place / "good").url]
+    for command in ("ls", "status", "show"):
+        assert bad in ckpt.refused(command, place / "bad", status=4)
+
+
+def test_nobody_can_tell_who_is_missing(ckpt: Ckpt, place: Path) -> None:
+    """Of a damaged receipt the next one tells, then the claim; where nothing does, that is what is said."""
+    job = Job(file_store(place), 3)
+    job.open()
+    generation = job.next_generation(10)
+    job.write(generation, 0)
+    job.write(generation, 1)
+    receipts = [place / names.receipt_key(generation, rank) for rank in (0, 1)]
+    for damaged in (receipts[0], receipts[1]):
+        damaged.write_bytes(b"garbage")
+        assert "no receipt from rank 2 of 3" in ckpt("status", place).out
+    (place / names.claim_key(1)).write_bytes(b"garbage")
+    assert f"{generation}, nobody can tell who is missing" in ckpt("status", place).out
+    assert "nobody can tell who is missing" in ckpt("ls", place).out
+    (undecided,) = ckpt("status", place, "--json").json["undecided"]
+    assert (undecided["participants"], undecided["missing"]) == (None, [])
+
+
+def test_a_checkpoint_from_the_future(ckpt: Ckpt, place: Path) -> None:
+    job = Job(file_store(place), 1)
+    job.clock = Later(200)
+    job.open()
+    job.save(10)
+    told = "in the future: a clock is wrong"
+    assert told in ckpt("ls", place).out
+    assert f"{told}, step 10" in ckpt("status", place).out
+    assert f"UTC, {told}" in ckpt("show", place).out
+    assert ckpt("status", place, "--json").json["committed"]["age_seconds"] < -100
+    assert ckpt("status", place, "--max-age", "1h", "--json").json["fresh"] is True
+    job.clock = Later(1000)
+    job.save(20)
+    late = ckpt("status", place, "--max-age", "1h", status=1)
+    assert "older than" not in late.out
+
+
+def test_metrics_that_are_no_numbers_satisfy_the_schema(ckpt: Ckpt, place: Path) -> None:
+    job = Job(file_store(place), 1)
+    job.open()
+    generation = job.save(10).generation
+    open_run(place).annotate(generation, metrics={"loss": float("nan"), "best": float("-inf"), "x\ny": 1.0})
+    for command in ("ls", "show"):
+        document = ckpt(command, place, "--json").json
+        jsonschema.validate(document, schemas.schema(command))
+        shown = document["runs"][0]["generations"][0] if command == "ls" else document
+        assert shown["metrics"] == {"loss": "nan", "best": "-inf", "x\ny": 1.0}
+    (line,) = [line for line in ckpt("ls", place).out.splitlines() if str(generation) in line]
+    assert "x\\ny=1" in line
+    assert "loss=nan" in ckpt("show", place).out

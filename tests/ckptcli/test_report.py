@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import sys
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
 from ckptcli.report.scale import Linear, Times
-from ckptcli.report.timeline import MARKS
+from ckptcli.report.timeline import MARKS, _dated
 from ckptcore.inspect.inventory import State
+from ckptcore.names import GenerationId
 from ckptcore.run import open_run
 from tests.ckptcli.support import Ckpt
 from tests.ckptcore.support import Job, checkpointer, file_store, state
@@ -92,6 +97,8 @@ def test_many_ranks_are_not_all_shown(ckpt: Ckpt, place: Path, tmp_path: Path, m
 
 def test_a_file_that_cannot_be_written(ckpt: Ckpt, tmp_path: Path) -> None:
     assert "it is a folder" in ckpt.refused("report", GOLDEN, "-o", tmp_path, status=2)
+    assert "File name too long" in ckpt.refused("report", GOLDEN, "-o", tmp_path / ("n" * 300), status=2)
+    assert "No space left on device" in ckpt.refused("report", GOLDEN, "-o", "/dev/full", status=3)
     assert "there is no folder" in ckpt.refused("report", GOLDEN, "-o", tmp_path / "a" / "b", status=2)
 
 
@@ -117,3 +124,56 @@ def test_the_goodput_curve(ckpt: Ckpt, tmp_path: Path) -> None:
     assert "best time between saves" in page.text
     assert "goodput" not in report(ckpt, GOLDEN, tmp_path / "report.html").values("id")
     assert "expected a span of time" in ckpt.refused("report", GOLDEN, "-o", tmp_path / "r.html", "--mtbf", "often", status=2)
+    for mtbf in ("9999999999w", "1ms"):
+        assert "goodput" in report(ckpt, GOLDEN, tmp_path / "report.html", "--mtbf", mtbf).values("id")
+    assert "mtbf=0.0" in ckpt.refused("report", GOLDEN, "-o", tmp_path / "r.html", "--mtbf", "0", status=2)
+
+
+def test_the_goodput_curve_without_scipy(ckpt: Ckpt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.special", None)
+    told = ckpt.refused("report", GOLDEN, "-o", tmp_path / "r.html", "--mtbf", "8h", status=2)
+    assert "pip install 'jaxckpt[interval]'" in told
+
+
+def test_the_page_is_written_whole_or_not_at_all(ckpt: Ckpt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "real.html").write_text("old")
+    (tmp_path / "report.html").symlink_to("real.html")
+
+    def full(path: Path, content: bytes) -> int:  # noqa: ARG001 - as it is called
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        assert "No space left" in ckpt.refused("report", GOLDEN, "-o", tmp_path / "report.html", status=3)
+    assert {path.name for path in tmp_path.iterdir()} == {"real.html", "report.html"}
+    assert (tmp_path / "real.html").read_text() == "old"
+    report(ckpt, GOLDEN, tmp_path / "report.html")
+    assert (tmp_path / "real.html").read_text().startswith("<!")
+    assert (tmp_path / "report.html").is_symlink()
+
+
+def test_the_end_of_the_calendar() -> None:
+    last = datetime.max.replace(tzinfo=UTC)
+    for length in (timedelta(0), timedelta(seconds=7), timedelta(days=3), timedelta(days=4000), timedelta(days=3_000_000)):
+        times = Times(last - length, last, 0, 100)
+        assert all(times.first <= moment <= last for moment, _ in times.ticks())
+
+
+class Counted(GenerationId):
+    """A generation that counts how often its incarnation is looked at."""
+
+    looks: ClassVar[int] = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "incarnation":
+            Counted.looks += 1
+        return super().__getattribute__(name)
+
+
+def test_a_long_timeline_is_dated_in_one_pass() -> None:
+    entries = [SimpleNamespace(generation=Counted(1, step, 1), at=None) for step in range(1000)]
+    claimed = datetime(2026, 11, 20, tzinfo=UTC)
+    found = _dated(SimpleNamespace(entries=entries), {1: SimpleNamespace(claimed=claimed)})  # pyright: ignore[reportArgumentType]
+    assert set(found.values()) == {claimed}
+    assert Counted.looks < 20_000

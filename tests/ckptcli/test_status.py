@@ -92,5 +92,7 @@ def test_bad_input(ckpt: Ckpt, place: Path) -> None:
     train(place / "run", [10], size=1)
     assert "there is no run at" in ckpt.refused("status", place, status=5)
     assert "--max-age 'soon': expected a span" in ckpt.refused("status", place / "run", "--max-age", "soon", status=2)
-    assert "--watch 0: expected seconds" in ckpt.refused("status", place / "run", "--watch", "0", status=2)
+    for watch in ("0", "-1", "nan", "inf", "1e10"):
+        told = ckpt.refused("status", place / "run", "--watch", watch, status=2)
+        assert f"--watch {float(watch):g}: expected seconds" in told
     assert "does not end in .prom" in ckpt.refused("status", place / "run", "--prometheus", place / "x", status=2)

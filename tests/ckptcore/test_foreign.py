@@ -16,6 +16,8 @@ from ckptcore import names, posix
 from ckptcore.channel import Channel
 from ckptcore.checkpointer import Restored
 from ckptcore.errors import CallError, Damaged, NotFound, StoreError, StructureMismatch, UnsafeStore
+from ckptcore.formats.foreign import absolute
+from ckptcore.formats.orbax_source import Orbax
 from ckptcore.formats.safetensors import Safetensors
 from ckptcore.formats.safetensors_export import export_safetensors
 from ckptcore.geometry import Box
@@ -217,3 +219,20 @@ def test_advice_is_about_files_not_about_runs(file: Path, place: Path) -> None:
         export_safetensors(source(file), place / "plain" / "x" / "y.safetensors", component="params")
     full = posix.translate(OSError(ENOSPC, "full"), "exporting", of_run=False)
     assert str(full).endswith("Make room, then try again")
+
+
+@pytest.mark.parametrize("path", ["~nosuchuser/x", "x" * 300, "y/" * 2050, "bad-\udcff", "a\0b"])
+def test_paths_that_are_refused_in_one_line(path: str) -> None:
+    with pytest.raises(CallError, match="the path ") as refused:
+        absolute(path)
+    assert len(str(refused.value)) < 400
+
+
+def test_a_folder_that_cannot_be_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    for kind in (Safetensors, Orbax):
+        with pytest.raises(StoreError, match="Permission denied"):
+            kind(tmp_path).leaves("params")

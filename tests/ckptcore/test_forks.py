@@ -18,7 +18,8 @@ from ckptcore.errors import CallError, Damaged, DamageError, ForeignRecord, NotF
 from ckptcore.history import History, read_run
 from ckptcore.keep import Keep
 from ckptcore.names import GenerationId
-from ckptcore.run import open_run
+from ckptcore.run import Run, open_run
+from ckptcore.store import Storage
 from tests.ckptcore.failing import FaultyStore
 from tests.ckptcore.support import SHAPE, check_commits, checkpointer, file_store, flip, on_ranks, same, state, weights
 
@@ -299,3 +300,50 @@ def test_a_fork_into_the_stages_of_a_pipeline(parent: Path, place: Path) -> None
     one, other = on_ranks(2, first)
     assert same(one.components["params"], {"w": weights(20)})
     assert same(other.components["params"], {"b": np.full(3, 20.0)})
+
+
+def pins(url: Path, generation: GenerationId = NEWEST) -> list[notes.Note]:
+    store = file_store(url)
+    return [note for note in notes.read(store, read_run(store).run_id, generation) if note.kind == "pin"]
+
+
+def test_a_target_that_cannot_be_written_leaves_no_pin(parent: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    puts = lambda operation, _key: operation == "put_if_absent"  # noqa: E731
+    target = FaultyStore(file_store(place / "child"), puts, lambda: StoreError("read-only file system"), times=99)
+    monkeypatch.setattr("ckptcore.run.open_store", lambda *_: target)
+    run = Run(file_store(parent), Storage())
+    with pytest.raises(StoreError, match="read-only"):
+        run.fork(place / "child")
+    assert pins(parent) == []
+
+
+def test_tries_that_failed_after_the_pin_leave_one(parent: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: Any, **__: Any) -> Any:
+        raise StoreError("gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(forks, "create", killed)
+        for _ in range(3):
+            with pytest.raises(StoreError, match="gone"):
+                open_run(parent).fork(place / "child")
+    assert len(pins(parent)) == 1
+    assert not list(file_store(place / "child").list())
+    open_run(parent).fork(place / "child")
+    open_run(parent).fork(place / "second")
+    assert len(pins(parent)) == 1
+
+
+def test_an_unreadable_pin_is_one(parent: Path, place: Path) -> None:
+    file_store(parent).put_if_absent(names.note_key(NEWEST, "pin"), b"{")
+    open_run(parent).fork(place / "child")
+    assert len(pins(parent)) == 1
+
+
+def test_a_fork_does_not_lie_in_its_parent_or_the_reverse(parent: Path, place: Path) -> None:
+    (place / "link").symlink_to(parent)
+    for child in (parent / "below", place, place / "link" / "below"):
+        with pytest.raises(CallError, match="lie in each other"):
+            open_run(parent).fork(child)
+    assert pins(parent) == []
+    assert not (parent / "below").exists()
+    open_run(parent).fork(place / "parent-2")

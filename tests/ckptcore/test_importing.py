@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Event
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from ckptcore.errors import CallError, Damaged, SaveFailed
+from ckptcore.errors import CallError, Damaged, NotFound, SaveFailed, UnsupportedLeaf
 from ckptcore.formats import hosting
 from ckptcore.formats.foreign import Foreign, Tensor
 from ckptcore.formats.importing import import_source
@@ -146,3 +147,38 @@ def test_an_interrupt_ends_the_save(place: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(KeyboardInterrupt):
         import_source(source, place / "run", progress=wait)
     assert len(source.reads) == 1
+
+
+class Nested(Counted):
+    """Names with dots are paths."""
+
+    def _path(self, new: str, name: str) -> Any:  # noqa: ARG002
+        return tuple(("key", part) for part in new.split("."))
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (Counted({"x" * 2000: np.ones(1)}), "its stored name takes"),
+        (Nested({"a": np.ones(1), "a.b": np.ones(1)}), "another leaf is on its path|a leaf and a container"),
+        (Nested({".".join("a" * 400): np.ones(1)}), "nested deeper"),
+        (Counted({"w": np.ones(1)}, values={"text": "\ud800"}), "lone surrogate"),
+        (Counted({"k\udcff": np.ones(1)}), "not valid Unicode"),
+        (Counted({"w": np.ones(1)}, values={"deep": json.loads("[" * 60 + "]" * 60)}), "nested too deeply"),
+    ],
+    ids=["long", "clash", "deep-path", "text", "key", "deep"],
+)
+def test_what_a_save_would_refuse_is_refused_before_there_is_a_run(place: Path, source: Counted, reason: str) -> None:
+    with pytest.raises(UnsupportedLeaf, match=reason) as refused:
+        import_source(source, place / "run")
+    assert len(str(refused.value)) < 600
+    assert not (place / "run").exists()
+
+
+def test_nothing_to_import(place: Path) -> None:
+    with pytest.raises(NotFound, match="no leaves to import"):
+        import_source(Counted({}), place / "run")
+    save_file({"a": np.ones(1)}, place / "model.safetensors")
+    with pytest.raises(NotFound, match="no leaves to import"):
+        import_source(Safetensors(place / "model.safetensors", names={"": None}), place / "run")
+    assert not (place / "run").exists()

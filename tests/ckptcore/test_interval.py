@@ -156,3 +156,9 @@ def test_without_scipy_the_extra_is_named() -> None:
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "ImportError: the best interval needs scipy: pip install 'jaxckpt[interval]'" in done.stderr
+
+
+@pytest.mark.parametrize("ratio", [1e-300, 1e-20, 1e-16, 1e-12, 1e-9, 1.1e-9, 1e-8])
+def test_a_save_that_costs_next_to_nothing(ratio: float) -> None:
+    """Beside W's branch point a double cannot hold its argument; there the first order is exact."""
+    assert exact(ratio, 1.0) == pytest.approx(young(ratio, 1.0), rel=1e-3)

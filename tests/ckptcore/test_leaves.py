@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ckptcore import readable
@@ -78,13 +78,14 @@ def test_what_is_no_slice(text: str) -> None:
 
 
 @given(st.lists(st.integers(0, 40), min_size=0, max_size=4))
+@example([7, 7, 7, 7])  # both ends and the place between them are as long as the dimension
 def test_what_is_read_in_part_is_shown_as_numpy_shows_the_whole(shape: list[int]) -> None:
     array = np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
     selection = leaves.select(None, array.shape)
     boxes, places = leaves.corners(selection)
-    shown, shortened = leaves.joined(selection, places, [array[box.slices()] for box in boxes])
+    shown = leaves.joined(selection, places, [array[box.slices()] for box in boxes])
     assert sum(box.size for box in boxes) <= leaves.MOST_SHOWN + 6 ** len(shape)
-    ours = leaves.shown(shown, shortened=shortened, width=75)
+    ours = leaves.shown(shown, edge=leaves.edge_of(selection), width=75)
     numpys = np.array2string(array, max_line_width=75, separator=", ")
     assert ours.replace(" ", "") == numpys.replace(" ", "")
 
@@ -93,15 +94,15 @@ def test_steps_in_what_is_shown_in_part() -> None:
     array = np.arange(10_000)
     selection = leaves.select("1::3", array.shape)
     boxes, places = leaves.corners(selection)
-    shown, shortened = leaves.joined(selection, places, [array[box.slices()] for box in boxes])
-    assert leaves.shown(shown, shortened=shortened, width=80) == "[   1,    4,    7, ..., 9991, 9994, 9997]"
+    shown = leaves.joined(selection, places, [array[box.slices()] for box in boxes])
+    assert leaves.shown(shown, edge=leaves.edge_of(selection), width=80) == "[   1,    4,    7, ..., 9991, 9994, 9997]"
 
 
 def test_exotic_elements() -> None:
     numbers = np.array([1.5, -2, math.nan], ml_dtypes.bfloat16)
-    assert leaves.shown(numbers, shortened=False, width=80) == "[ 1.5, -2. ,  nan]"
+    assert leaves.shown(numbers, edge=None, width=80) == "[ 1.5, -2. ,  nan]"
     assert leaves.as_json(numbers) == [1.5, -2.0, "nan"]
-    assert leaves.shown(np.array([1, -2], ml_dtypes.int4), shortened=False, width=80) == "[ 1, -2]"
+    assert leaves.shown(np.array([1, -2], ml_dtypes.int4), edge=None, width=80) == "[ 1, -2]"
     assert leaves.as_json(np.array([[1, -2]], ml_dtypes.int4)) == [[1, -2]]
     assert leaves.as_json(np.array([1 + 2j, math.inf], np.complex64)) == [[1.0, 2.0], ["inf", 0.0]]
     assert leaves.as_json(np.ones((), np.bool_)) is True

@@ -421,3 +421,12 @@ def test_a_receipt_of_somebody_else_on_the_node_is_told(cluster: Cluster) -> Non
     node = NodeStore.of(Local(cluster.node(0)), held.receipt.run_id, FakeClock())
     with pytest.raises(ProtocolViolation, match="two processes act as rank 0, or the run was put back"):
         node.keep(structs.replace(held.receipt, database="0" * 16))
+
+
+def test_a_slow_upload_is_waited_for_and_a_dead_one_is_not() -> None:
+    """The deadline begins anew while files come."""
+    clock, files = FakeClock(), iter([1, 2, 3, 3])
+    started = clock.monotonic()
+    for _ in clock.polls_anew(10.0, lambda: next(files)):
+        pass
+    assert 30.0 <= clock.monotonic() - started < 40.0

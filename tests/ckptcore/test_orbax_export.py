@@ -145,3 +145,34 @@ def test_nothing_is_overwritten_and_nothing_left_of_what_failed(place: Path) -> 
         export_orbax(open_run(place / "run").checkpoint(), place / "out")
     assert sorted(entry.name for entry in place.iterdir()) == ["empty", "file", "full", "run"]
     assert names.RUN in {entry.name for entry in (place / "run").iterdir()}
+
+
+@pytest.mark.parametrize("key", ["../../x", "a\0b", "a\\b", "a//b"])
+def test_what_could_not_be_imported_again(place: Path, key: str) -> None:
+    save(place / "run", {"params": {key: np.ones(1)}})
+    with pytest.raises(CallError, match="is no path inside of a checkpoint"):
+        export_orbax(open_run(place / "run").checkpoint(), place / "out")
+    assert not (place / "out").exists()
+
+
+def test_only_what_has_no_place_is_nothing(place: Path) -> None:
+    save(place / "run", {"extra": {"name": "x"}, "params": {"w": np.ones(1)}})
+    with pytest.raises(NotFound, match="nothing that Orbax could hold"):
+        export_orbax(open_run(place / "run").checkpoint(), place / "out", components=["extra"])
+
+
+def test_folders_of_long_names_and_of_what_failed(place: Path) -> None:
+    save(place / "run", {"params": {"w": np.ones(4)}})
+    checkpoint = open_run(place / "run").checkpoint()
+    export_orbax(checkpoint, place / ("é" * 127), components=["params", "params"])
+    (place / ("é" * 127)).rename(place / "out")
+
+    def fail(_: int) -> None:
+        raise CallError("no more")
+
+    (place / "old").mkdir()
+    for folder in ("new/below/out", "old/new/out"):
+        with pytest.raises(CallError, match="no more"):
+            export_orbax(checkpoint, place / folder, progress=fail)
+    assert sorted(entry.name for entry in place.iterdir()) == ["old", "out", "run"]
+    assert not list((place / "old").iterdir())

@@ -15,6 +15,7 @@ import pytest
 
 from ckptcore import restore
 from ckptcore.errors import CallError, Damaged, DamageError, InvalidRecord, NotFound, StructureMismatch, UnsupportedFormat
+from ckptcore.formats import orbax_source
 from ckptcore.formats.orbax_source import Orbax
 from ckptcore.geometry import Box
 from ckptcore.history import read_run
@@ -182,6 +183,8 @@ def entry(*keys: str, kind: str = "jax.Array") -> dict[str, Any]:
         (("params", "odd"), "my.Type", "of type 'my.Type', which this release does not know"),
         (("params",) * 200, "jax.Array", "length <= 128"),
         (("params", "absent"), "jax.Array", r"params\.absent/zarr\.json is missing"),
+        (("params", "w", "x"), "jax.Array", r"'params\.w\.x' lies within another leaf"),
+        (("params", "\ud800"), "jax.Array", "surrogates not allowed"),
     ],
 )
 def test_hostile_entries(copy: Callable[[str], Path], keys: tuple[str, ...], kind: str, error: str) -> None:
@@ -243,6 +246,97 @@ def test_chunks_that_no_memory_could_hold(copy: Callable[[str], Path]) -> None:
         read(Orbax(path))
 
 
+def plain(path: Path, shape: list[int], chunks: list[int], stored: int) -> Path:
+    """A checkpoint of one array of float32 that is not compressed, whose one chunk has `stored` bytes."""
+    (path / "params.w").mkdir(parents=True)
+    (path / "_METADATA").write_text(json.dumps({"tree_metadata": {"w": entry("params", "w")}}))
+    described = {"zarr_format": 2, "shape": shape, "chunks": chunks, "dtype": "<f4", "order": "C"}
+    described |= {"compressor": None, "filters": None, "fill_value": None}
+    (path / "params.w" / ".zarray").write_text(json.dumps(described))
+    with (path / "params.w" / ".".join("0" for _ in shape)).open("wb") as file:
+        file.truncate(stored)
+    return path
+
+
+def test_a_chunk_is_no_larger_than_hosts_have_memory(tmp_path: Path) -> None:
+    path = plain(tmp_path / "x", [1 << 34], [1 << 34], 8)
+    with pytest.raises(UnsupportedFormat, match="are larger than 1073741824 bytes, the most that is held in memory"):
+        Orbax(path).leaves("params")
+    small = plain(tmp_path / "small", [64], [64], 256)
+    with pytest.raises(UnsupportedFormat, match="are larger than 255 bytes"):
+        Orbax(small, max_chunk_bytes=255).leaves("params")
+    assert read(Orbax(small, max_chunk_bytes=256))["w"].tolist() == [0.0] * 64
+
+
+def test_a_box_for_which_there_is_no_memory(tmp_path: Path) -> None:
+    source = Orbax(plain(tmp_path / "x", [1 << 50], [1024], 4096))
+    with pytest.raises(UnsupportedFormat, match="there is no memory for"):
+        source.read([(source.leaves("params")["params.w"], [Box.whole((1 << 50,))])])
+
+
+def test_an_index_of_a_shard_that_no_memory_could_hold(copy: Callable[[str], Path]) -> None:
+    path = copy("files-zarr3")
+    file = path / "params.w" / "zarr.json"
+    document = json.loads(file.read_text())
+    document["shape"] = [1 << 28, 6]
+    document["chunk_grid"]["configuration"]["chunk_shape"] = [1 << 28, 6]
+    codec = {"name": "bytes", "configuration": {"endian": "little"}}
+    inner = {"chunk_shape": [1, 6], "codecs": [codec], "index_codecs": [codec, {"name": "crc32c"}]}
+    document["codecs"] = [{"name": "sharding_indexed", "configuration": inner}]
+    file.write_text(json.dumps(document))
+    with pytest.raises(UnsupportedFormat, match=r"params\.w.*chunks of .* are larger than"):
+        read(Orbax(path))
+
+
+def test_a_large_chunk_that_is_short_is_refused_before_memory_is_taken(tmp_path: Path) -> None:
+    for shape in ([1 << 20], [1 << 10, 1 << 10]):
+        path = plain(tmp_path / f"{len(shape)}", shape, shape, (4 << 20) - 1)
+        with pytest.raises(Damaged, match=r"params\.w/0.* has fewer than the 4194304 bytes of a chunk: it is cut short"):
+            read(Orbax(path))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_large_chunks_come_back(tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orbax_source, "CHECKED_CHUNK_BYTES", 1)
+    params = {"w": np.arange(1 << 12, dtype=np.float32).reshape(64, 64), "narrow": np.arange(9).astype("int4"), "one": np.ones(1)}
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(**LAYOUTS[layout])) as saver:
+        saver.save(tmp_path / "x", args=ocp.args.PyTreeSave({"params": params}))
+    assert same(read(Orbax(tmp_path / "x")), params)
+
+
+def test_indexes_have_one_form(copy: Callable[[str], Path]) -> None:
+    path = copy("files-zarr3")
+
+    def again(tree: dict[str, Any]) -> None:
+        (one,) = [node for node in tree.values() if [key["key"] for key in node["key_metadata"]][1:] == ["deep", "list", "0"]]
+        keys = [*one["key_metadata"][:-1], {"key": "00", "key_type": 1}]
+        tree["again"] = one | {"key_metadata": keys}
+
+    metadata(path, again)
+    with pytest.raises(InvalidRecord, match="'00' of type 1 is neither a key nor an index"):
+        read(Orbax(path))
+
+
+@pytest.mark.parametrize(
+    ("impl", "name", "error"),
+    [
+        ("evil\x1b[31m", "params.w", UnsupportedFormat),
+        ("rbg", "params.w", InvalidRecord),
+        ("threefry2x32", "params.count", InvalidRecord),
+    ],
+)
+def test_random_keys_that_are_none(tmp_path: Path, impl: str, name: str, error: type[Exception]) -> None:
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(**LAYOUTS["files-zarr2"])) as saver:
+        params = {"w": np.ones((2, 4), np.float32), "count": np.ones(3, np.uint32)}
+        saver.save(tmp_path / "x", args=ocp.args.PyTreeSave({"params": params}))
+    document = {"array_metadatas": [{"array_metadata": {"param_name": name, "ext_metadata": {"random_key_impl": impl}}}]}
+    (tmp_path / "x" / "array_metadatas").mkdir(exist_ok=True)
+    (tmp_path / "x" / "array_metadatas" / "process_0").write_text(json.dumps(document))
+    with pytest.raises(error, match=r"random keys of|is no data of .* keys") as refused:
+        Orbax(tmp_path / "x").leaves("params")
+    assert "\x1b" not in str(refused.value)
+
+
 @pytest.mark.parametrize("layout", ["files-zarr2", "files-zarr3"])
 def test_chunks_that_are_missing_or_short(copy: Callable[[str], Path], layout: str) -> None:
     path = copy(layout)
@@ -286,6 +380,9 @@ def test_texts_that_are_missing(copy: Callable[[str], Path]) -> None:
     with pytest.raises(Damaged, match=r"_strings\.json: lacks 'name'"):
         read(Orbax(path, subtree=""))
     assert same(read(Orbax(path)), PARAMS)
+    (path / "_strings.json").unlink()
+    with pytest.raises(Damaged, match=r"_strings\.json is missing"):
+        read(Orbax(path, subtree=""))
 
 
 def test_what_is_no_checkpoint(place: Path) -> None:

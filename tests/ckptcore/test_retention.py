@@ -118,7 +118,7 @@ def test_the_head_is_kept_after_a_rollback(store: FileStore) -> None:
     job(store, *range(10, 70, 10))
     rolled = job(store, choose=GenerationId(1, 20, 1))
     collect(store, Keep(last=2), rolled.number)
-    assert steps(store) == [20, 50, 60]
+    assert steps(store) == [10, 20, 30, 40, 50, 60], "the strays are newer than what counts"
     assert pinned(History.load(store)) == {GenerationId(1, 20, 1)}
 
 
@@ -440,3 +440,17 @@ def test_what_is_held_back_is_told_with_the_reason(store: FileStore) -> None:
     found = collect(store, Keep(last=2))
     assert found.held == dry.held == {GenerationId(1, 10, 1): "it is pinned or tagged"}
     assert found.reasons == dry.reasons == {GenerationId(1, 20, 1): "not among the newest 2"}
+
+
+def test_what_a_rollback_left_behind_pushes_nothing_out(store: FileStore) -> None:
+    """No start falls back to it: the commits that count are those on the path from the head."""
+    job(store, 10, 20, 30, 40, 50)
+    back = Job(store)
+    back.open(GenerationId(1, 30, 1))
+    found = collect(store, Keep(last=2), None)
+    assert [generation.step for generation in found.retired] == [10]
+    assert steps(store) == [20, 30, 40, 50]
+    for step in (35, 45):
+        back.save(step)
+    assert [generation.step for generation in collect(store, Keep(last=2), None).retired] == [20, 40, 50]
+    assert steps(store) == [30, 35, 45]

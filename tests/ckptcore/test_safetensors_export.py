@@ -18,7 +18,7 @@ from msgspec import structs
 from safetensors import safe_open
 
 from ckptcore import dtypes, readable, restore
-from ckptcore.errors import CallError, StructureMismatch, UnsupportedLeaf
+from ckptcore.errors import CallError, NotFound, StoreError, StructureMismatch, UnsupportedLeaf
 from ckptcore.formats import foreign, safetensors_export
 from ckptcore.formats.safetensors import Safetensors
 from ckptcore.formats.safetensors_export import export_safetensors
@@ -206,7 +206,27 @@ def test_a_failure_leaves_nothing_behind(place: FilePath) -> None:
     given = Broken({"a": np.ones(100), "b": np.ones(100)})
     with pytest.raises(CallError, match="no more"):
         export_safetensors(given, place / "out", component="model", max_shard_bytes=800)
-    assert list((place / "out").iterdir()) == []
+    assert not (place / "out").exists()
+    (place / "there").mkdir()
+    for folder in ("there", "new/below/there"):
+        with pytest.raises(CallError, match="no more"):
+            export_safetensors(given, place / folder, component="model")
+    assert [entry.name for entry in place.iterdir()] == ["there"]
+
+
+def test_a_name_as_long_as_a_file_can_have(place: FilePath) -> None:
+    given = Given({"a": np.ones(3)})
+    file = place / ("é" * 121 + "a.safetensors")
+    assert export_safetensors(given, file, component="model") == [file]
+    with pytest.raises(CallError, match=r"longer than a file's can be, or a part of it than 255 bytes") as refused:
+        export_safetensors(given, place / ("é" * 130 + ".safetensors"), component="model")
+    assert len(str(refused.value)) < 400
+
+
+def test_nothing_to_write(place: FilePath) -> None:
+    with pytest.raises(NotFound, match="has no arrays to write"):
+        export_safetensors(Given({"a": np.ones(3)}), place / "out", component="model", names={"-": None, "": None})
+    assert not (place / "out").exists()
 
 
 LEFT = f".model-00001-of-00002.safetensors.{'0f' * 16}.tmp"
@@ -282,3 +302,12 @@ def test_a_run_is_exported(place: FilePath) -> None:
     assert np.array_equal(found["b"], np.full(3, 10, np.float16))
     paths = open_run(place / "run").export_safetensors(place / "parts", component="params", max_shard_bytes=1)
     assert [path.name for path in paths][-1] == "model.safetensors.index.json"
+
+
+def test_a_folder_that_cannot_be_looked_into(place: FilePath, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: FilePath) -> Iterator[FilePath]:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(FilePath, "iterdir", refuse)
+    with pytest.raises(StoreError, match=r"looking at .*Permission denied"):
+        export_safetensors(Given({"a": np.ones(3)}), place, component="model")

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from ckptcore.channel import Channel
 from ckptcore.checkpointer import Restored
-from tests.ckptcore.support import checkpointer, on_ranks, state
+from tests.ckptcore.support import FakeClock, checkpointer, on_ranks, state
+
+
+class Later(FakeClock):
+    """A clock that is ahead of the world."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.ahead = timedelta(seconds=seconds)
+
+    def utc(self) -> str:
+        return (datetime.now(UTC) + self.ahead).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def must_not_init() -> dict[str, Any]:

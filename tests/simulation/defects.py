@@ -103,9 +103,9 @@ def abort_though_fenced() -> Iterator[None]:
     """A coordinator that finds a newer claim puts an abort (P-38)."""
     commit = Coordinator.commit
 
-    def stubborn(self: Coordinator, generation: GenerationId, participants: int, *, timeout: float) -> Any:
+    def stubborn(self: Coordinator, generation: GenerationId, participants: int, **options: Any) -> Any:
         try:
-            return commit(self, generation, participants, timeout=timeout)
+            return commit(self, generation, participants, **options)
         except Superseded:
             return Unfenced(**vars(self)).abort(generation, Refuted("superseded"))
 

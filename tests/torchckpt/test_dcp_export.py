@@ -15,7 +15,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
 
 from ckptcore import restore
-from ckptcore.errors import CallError, Damaged, NotFound, UnsupportedLeaf
+from ckptcore.errors import CallError, Damaged, NotFound, StructureMismatch, UnsupportedLeaf
+from ckptcore.formats.foreign import Foreign, Tensor
 from ckptcore.formats.importing import import_source
 from ckptcore.formats.orbax_export import export_orbax
 from ckptcore.geometry import Box
@@ -192,3 +193,25 @@ def test_pickles_are_loaded_only_when_that_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(Damaged, match="holds list, not a tensor"):
         whole(path, allow_pickle=True)
     assert mark.exists()
+
+
+def test_names_that_the_rules_do_not_bring_back_and_random_keys(tmp_path: Path) -> None:
+    with host(tmp_path / "run", derived=dict.fromkeys(("optimizer", "schedule", "rng", "data"), "step")) as saver:
+        saver.save(1, {"params": {"layers": {"w": np.ones(2)}}}).result(30)
+    checkpoint = open_run(tmp_path / "run").checkpoint()
+    with pytest.raises(StructureMismatch, match=r"would be called 'layers\.w', which `names` reads as 'z\.w'"):
+        export_dcp(checkpoint, tmp_path / "out", component="params", names={"layers": "z"})
+
+    class Keys(Foreign):
+        """Random keys."""
+
+        format = "keys"
+        _heads = None  # pyright: ignore[reportAssignmentType]
+        _read = None  # pyright: ignore[reportAssignmentType]
+
+        def _tensors(self) -> dict[str, Tensor]:
+            return {"key": Tensor("uint32", (2,), "threefry2x32")}
+
+    with pytest.raises(StructureMismatch, match=r"params\['key'\]: a random key, which torch cannot hold; leave it out"):
+        export_dcp(Keys(tmp_path, component="params"), tmp_path / "out", component="params")
+    assert not (tmp_path / "out").exists()
