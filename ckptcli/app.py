@@ -82,9 +82,16 @@ def _run(arguments: list[str]) -> int:
         if message.startswith("Usage:"):  # a group without a command
             sys.stderr.write(f"{message}\n")
             return Status.CALL
-        known = next((name for name in arguments if name in COMMANDS), None)
-        sys.stderr.write(f"ckpt: {message} (see `ckpt {known + ' ' if known else ''}-h`)\n")
+        sys.stderr.write(f"ckpt: {message} (see `{' '.join(['ckpt', *_command(arguments)])} -h`)\n")
         return Status.CALL
+
+
+def _command(arguments: list[str]) -> list[str]:
+    """The words of the command, of a group with the one after it."""
+    at = next((place for place, argument in enumerate(arguments) if argument in COMMANDS), len(arguments))
+    return [
+        word for word in arguments[at : at + (2 if arguments[at : at + 1] in (["export"], ["import"]) else 1)] if word[0] != "-"
+    ]
 
 
 def _is_text(argument: str) -> bool:

@@ -158,13 +158,13 @@ def bring_in(context: typer.Context, source: Foreign, url: str, *, as_json: bool
     """Import a source, and print what came of it: one line."""
     from ckptcore.formats.importing import import_source  # noqa: PLC0415 - loads what only a save needs, and commands start fast
 
-    size = source.nbytes
+    place, size = settings(context).store(url), source.nbytes  # a URL that is none is refused before anything is done
     with progress("importing", size) as advance:
         manifest = import_source(source, url, storage=settings(context).storage, progress=advance)
     told = Imported(
         format=source.format,
         source=str(source.path),
-        url=settings(context).store(url).url,
+        url=place.url,
         run_id=manifest.run_id,
         generation=manifest.generation,
         component=source.component,
