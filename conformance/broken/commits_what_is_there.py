@@ -41,7 +41,12 @@ def _publish(self: Coordinator, proven: Proven) -> list[str]:
 
 
 def _commit(
-    self: Coordinator, generation: GenerationId, participants: int, *, timeout: float, progress: Callable[[], object]
+    self: Coordinator,
+    generation: GenerationId,
+    participants: int,
+    *,
+    timeout: float,
+    progress: Callable[[], object] = lambda: None,
 ) -> coordinator.Decided:
     self._wait(generation, participants, timeout, progress)
     return self.conclude(generation)
