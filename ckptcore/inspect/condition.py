@@ -68,7 +68,7 @@ def _place(history: History, generation: GenerationId) -> Finding:
     if head is not None and head.generation == generation:
         return Finding(
             kind="resume",
-            text="it is the head: the next start resumes from it, or from a newer one that it commits first",
+            text="it is the head: the next start tries it first, or a newer one that it commits first",
             clause="P-20",
             generation=generation,
         )

@@ -137,7 +137,7 @@ def _incarnations(history: History) -> Iterator[Finding]:
             text = f"incarnation {number} has a claim and no base: its job is still opening, or died before it had chosen one"
             yield Finding(kind="opening", text=text, clause="P-18", key=names.claim_key(number))
     newest = max(history.bases, default=0)
-    after = f", which supersedes a job that still runs as incarnation {newest}" if newest else ""
+    after = f"; a job of incarnation {newest} that still runs must stop then" if newest else ""
     yield Finding(kind="next-claim", text=f"the next start claims incarnation {newest + 1}{after}", clause="P-8, P-9")
 
 

@@ -35,7 +35,7 @@ def test_rank_7_died(ckpt: Ckpt, job: Job, place: Path) -> None:
         "000001-000000000010-1: the next start resumes from here (step 10), and all of its files are there (P-15, P-20)",
         "000001-000000000020-1: undecided: the next start aborts it, no receipt from rank 7 of 8 (P-12)",
         f"  000001-000000000020-1: no receipt from rank 7: nothing of it is there [{receipt}] (P-12, P-35.1)",
-        "the next start claims incarnation 2, which supersedes a job that still runs as incarnation 1 (P-8, P-9)",
+        "the next start claims incarnation 2; a job of incarnation 1 that still runs must stop then (P-8, P-9)",
     ]
     found = ckpt("explain", place / "run", "--json").json
     assert (found["generation"], found["resumable"]) == ("000001-000000000010-1", True)
