@@ -204,8 +204,7 @@ class Checkpoint:
         entry = self.manifest.components.get(component)
         if entry is None:
             raise NotFound(
-                f"generation {self.generation} has no component {component!r}; it has {sorted(self.manifest.components)}."
-                " Leave it out of `like`, or let restore(like=…, missing='keep', accept_guarantee=…) keep what the target has"
+                f"generation {self.generation} has no component {component!r}; it has {sorted(self.manifest.components)}"
             )
         return entry
 
