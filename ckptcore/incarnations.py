@@ -234,8 +234,8 @@ class Opening:
         if left:
             told = "; ".join(f"{item.generation}: {item.reason}" for item in skipped[:5])
             raise Damaged(
-                f"none of the run's checkpoints can be resumed from ({told}). Nothing was changed."
-                " Restore one by hand, or start a new run at another URL."
+                f"none of the run's checkpoints can be resumed from ({told}). Nothing was changed.{_strays(history)}"
+                " Restore one by hand (`ckpt rollback --to …`), or start a new run at another URL."
             )
         return _Choice(decided=None, skipped=skipped, fallen_back=False, by_hand=False)
 
@@ -313,6 +313,14 @@ def check_current(store: Store, incarnation: int) -> None:
             f"incarnation {incarnation + 1} of {store.url} has been claimed: another job runs on this run directory."
             f" This job (incarnation {incarnation}) must stop; its saves can no longer become checkpoints."
         )
+
+
+def _strays(history: History) -> str:
+    """What lies on no path from the head, and could be gone back to by hand all the same."""
+    path = set(history.lineage())
+    found = [commit.generation for commit in history.commits() if commit.generation not in path]
+    usable = [str(generation) for generation in found if history.obstacle(generation) is None]
+    return f" Left behind, and not marked: {', '.join(usable[:5])}." if usable else ""
 
 
 def _reason(choice: _Choice, settled: list[records.Settled]) -> Reason:

@@ -105,7 +105,7 @@ def _committed(history: History, listed: Generation, manifest: Manifest, path: s
     if mark is not None:
         return ("quarantined" if mark.kind == "quarantine" else "damaged"), mark.text
     if listed.id not in path and manifest.guarantee.level != "weights":
-        return "stray", "it lies on no path from the head: a newer start went on from elsewhere"
+        return "stray", "left behind: the run went on from elsewhere"
     return ("verified" if listed.verified else "committed"), ""
 
 

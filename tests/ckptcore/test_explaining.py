@@ -49,9 +49,7 @@ def test_a_whole_head(job: Job, place: Path) -> None:
     found = told(place)
     assert kinds(found) == [("resume", 20)]
     assert found.answer.clause == "P-15, P-20"
-    assert (
-        "the next start claims incarnation 2; a job of incarnation 1 that still runs must stop then" in found.findings[-1].text
-    )
+    assert "the next start claims incarnation 2; a job of incarnation 1 that still runs must stop then" in found.findings[-1].text
     assert found.generation == started(place).base_generation
     assert job.number == 1
 

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from ckptcore import names
-from ckptcore.errors import StoreUnavailable, Superseded
+from ckptcore.errors import Damaged, StoreUnavailable, Superseded
 from ckptcore.filestore import FileStore
 from ckptcore.history import History, read_base
 from ckptcore.incarnations import undecided
 from ckptcore.names import GenerationId
 from ckptcore.operate.rollback import NO_JOB, plan, roll_back
+from ckptcore.run import Run
+from ckptcore.store import Storage
 from tests.ckptcore.failing import Died, DyingStore, FaultyStore
 from tests.ckptcore.support import FACTS, FakeClock, Job, check_commits, contents, file_store
 
@@ -96,3 +98,15 @@ def test_killed_at_any_moment_the_run_goes_on_from_one_or_the_other(place: Path)
         assert Job(store).open().base_generation == (FIRST if rolled else SECOND)
         assert check_commits(store) == [SECOND, FIRST]
     assert moment > 2
+
+
+def test_a_run_that_has_only_strays_left_names_them(store: FileStore) -> None:
+    """What a rollback left behind is no resume point, but it may be the last that is whole."""
+    train(store, 10, 20)
+    Job(store).open(FIRST)
+    Run(store, Storage()).quarantine(FIRST, "it was not the data after all")
+    with pytest.raises(
+        Damaged, match=r"Left behind, and not marked: 000001-000000000020-1\. Restore one by hand \(`ckpt rollback"
+    ):
+        Job(store).open()
+    assert Job(store).open(SECOND).base_generation == SECOND
