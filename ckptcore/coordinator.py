@@ -167,9 +167,7 @@ class Coordinator:
             try:
                 for name in self.store.children(names.receipts_prefix(generation)):
                     self._receive(generation, name, found)
-                # Receipts are canonical, and a quote inside of a string is escaped: this text is the field.
-                failed = any(b'"status":"failed"' in data for data in found.values())
-                if failed or len(found) >= participants:
+                if any(map(records.says_failed, found.values())) or len(found) >= participants:
                     return found
                 self.fence(generation)  # a job that is superseded stops at once, not at its deadline
                 failure = None

@@ -139,7 +139,7 @@ def _parts(store: Store, generation: GenerationId, holders: Mapping[tuple[str, i
     parts: dict[_Part, int] = {}
     for rank in range(record.participants):
         delivered = bounded_bytes(store, names.receipt_key(generation, rank))
-        if delivered is not None and b'"status":"failed"' in delivered:
+        if delivered is not None and records.says_failed(delivered):
             return None
         if delivered is not None:
             continue

@@ -169,6 +169,13 @@ def decode(data: bytes, kind: type[R], *, key: str) -> R:
     return _convert(_header(data, key), kind, key)
 
 
+def says_failed(receipt: bytes) -> bool:
+    """Whether the bytes of a receipt say that its rank has failed. Records are canonical, and a quote inside of a string is
+    escaped: this text is the field.
+    """
+    return b'"status":"failed"' in receipt
+
+
 def decode_decision(data: bytes, *, key: str) -> Decision:
     """Decode a ledger record: a `Manifest` or an `Abort`."""
     raw = _header(data, key)

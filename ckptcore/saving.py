@@ -59,7 +59,8 @@ class Saving:
 
     def run(self) -> Decided:
         """Write and wait for the decision. Returns a commit; everything else is raised."""
-        self._tidy_node()  # what earlier saves have left may be what there is no room for
+        if self.tidy:
+            self._tidy_node()  # what earlier saves have left may be what there is no room for
         try:
             self.deliver()
             decided = self.decide() if self.shard.identity.rank == 0 else _committed(self._await())

@@ -91,7 +91,7 @@ def _all_staged(coordinator: Coordinator, generation: GenerationId, participants
     coordinator.fence(generation)  # a job that is superseded stops at once
     if len(staged) < participants:
         receipts = coordinator.receipts(generation)
-        if any(b'"status":"failed"' in data for data in receipts.values()):
+        if any(map(records.says_failed, receipts.values())):
             raise _aborted(coordinator.conclude(generation, receipts))
         return False
     record = records.StagedRecord(

@@ -158,6 +158,14 @@ def receipt(store: Store, delivered: records.Delivered) -> records.Receipt | Pro
         return Problem(str(error), key, delivered.rank)
 
 
+def whole_receipt(store: Store, delivered: records.Delivered) -> records.Receipt:
+    """A rank's receipt. Raises a `DamageError` unless it is what the roster says."""
+    found = receipt(store, delivered)
+    if isinstance(found, Problem):
+        raise Damaged(found.text)
+    return found
+
+
 def _files(generation: GenerationId, receipt: records.Receipt) -> Iterator[tuple[int, str, int]]:
     """The files that a rank vouches for: `(rank, key, size)`."""
     if receipt.values is not None:

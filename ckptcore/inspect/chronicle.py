@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from ckptcore import names, records
-from ckptcore.digests import check
 from ckptcore.errors import DamageError
 from ckptcore.history import History
 from ckptcore.inspect.inventory import Entry, inventory, time_of
 from ckptcore.names import GenerationId
 from ckptcore.reader import Checkpoint
 from ckptcore.store import Store
-from ckptcore.storereads import THREADS, bounded_bytes, record_bytes
+from ckptcore.storereads import THREADS, record_bytes
+from ckptcore.verify import whole_receipt
 from ckptcore.workers import Workers
 
 NEWEST = 40
@@ -75,7 +75,7 @@ def chronicle(store: Store, *, newest: int = NEWEST) -> Chronicle:
 def deliveries(checkpoint: Checkpoint) -> tuple[Delivery, ...]:
     """What each rank delivered to a commit, by its receipts. Raises a `DamageError` for one that is not what the roster says."""
     with Workers(THREADS, "receipts") as pool:
-        found = pool.map(lambda delivered: _receipt(checkpoint.store, delivered), checkpoint.roster.ranks)
+        found = pool.map(lambda delivered: whole_receipt(checkpoint.store, delivered), checkpoint.roster.ranks)
         return tuple(map(_delivery, found))
 
 
@@ -85,13 +85,6 @@ def _deliveries(history: History, generation: GenerationId) -> tuple[Delivery, .
         return () if decided is None else deliveries(Checkpoint(history.store, decided))
     except DamageError:
         return ()  # `ckpt verify` says what is wrong with it
-
-
-def _receipt(store: Store, delivered: records.Delivered) -> records.Receipt:
-    key = delivered.receipt.key
-    data = bounded_bytes(store, key, delivered.receipt.size) or b""
-    check(data, delivered.receipt.digest, what=key)
-    return records.decode(data, records.Receipt, key=key)
 
 
 def _delivery(receipt: records.Receipt) -> Delivery:

@@ -96,7 +96,7 @@ class Copier:
         decided = ledger.commit(self.source, self._history.run.run_id, generation)
         checkpoint = Checkpoint(self.source, decided)
         try:
-            receipts = [_receipt(self.source, delivered) for delivered in checkpoint.roster.ranks]
+            receipts = [verify.whole_receipt(self.source, delivered) for delivered in checkpoint.roster.ranks]
             items = tuple(contents(checkpoint.manifest, checkpoint.roster, receipts))
         except DamageError as error:
             raise self._or_retired(generation, error) from error
@@ -264,14 +264,6 @@ def contents(manifest: records.Manifest, roster: records.Roster, receipts: Seque
         if not names.check_key(item.key).startswith(names.generation_prefix(generation)):
             raise InvalidRecord(f"{item.key}: lies outside of generation {generation}")
         yield item
-
-
-def _receipt(store: Store, delivered: records.Delivered) -> records.Receipt:
-    """A rank's receipt, checked. Raises a `DamageError`."""
-    found = verify.receipt(store, delivered)
-    if isinstance(found, verify.Problem):
-        raise Damaged(found.text)
-    return found
 
 
 def _sources(found: Iterable[Decided]) -> set[GenerationId]:

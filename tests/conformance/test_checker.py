@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,28 +16,12 @@ import pytest
 from ckpt_conformance.jobs import notes
 from ckpt_conformance.oracle import checker, keys
 from ckpt_conformance.place import FilePlace, Place
-from tests.ckptcore.support import Job, Sharded, file_store, memory_directory, state
+from tests.ckptcore.support import Job, Sharded, file_store, state
 from tests.conformance import runs
 from tests.conformance.changes import DIGEST, Change, change, delete, flip, reported, truncate
 from tests.conformance.runs import FIRST, LAST, NEXT, OPEN, SECOND, THIRD, content, edit, read
 
 RECEIPT, OTHER = keys.receipt(LAST, 0), keys.receipt(LAST, 1)
-
-
-@pytest.fixture(scope="module")
-def whole() -> Iterator[Path]:
-    """A run with every kind of object in it."""
-    with memory_directory() as folder:
-        runs.run(folder / "run")
-        yield folder / "run"
-
-
-@pytest.fixture
-def place(whole: Path) -> Iterator[FilePlace]:
-    """A copy of it to spoil."""
-    with memory_directory() as folder:
-        shutil.copytree(whole, folder / "run")
-        yield FilePlace(folder / "run")
 
 
 def test_a_real_run_has_no_problem(place: FilePlace) -> None:

@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from ckpt_conformance.oracle import canonical, checker, digests, keys
 from ckpt_conformance.place import FilePlace, Place
-from tests.ckptcore.support import memory_directory
 from tests.conformance import runs
 from tests.conformance.changes import DIGEST, Change, delete, reported, truncate
 from tests.conformance.runs import LAST, NEXT, SECOND, content, described, edit, read, rename
 
 RECEIPT, OTHER = keys.receipt(LAST, 0), keys.receipt(LAST, 1)
-
-
-@pytest.fixture(scope="module")
-def whole() -> Iterator[Path]:
-    """A run with every kind of object in it."""
-    with memory_directory() as folder:
-        runs.run(folder / "run")
-        yield folder / "run"
-
-
-@pytest.fixture
-def place(whole: Path) -> Iterator[FilePlace]:
-    """A copy of it to spoil."""
-    with memory_directory() as folder:
-        shutil.copytree(whole, folder / "run")
-        yield FilePlace(folder / "run")
 
 
 def receipt(alter: Callable[[Any], object], rank: int = 0) -> Change:

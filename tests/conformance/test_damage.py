@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,23 +9,8 @@ import pytest
 from ckpt_conformance.jobs import damage, notes
 from ckpt_conformance.oracle import canonical, checker, keys
 from ckpt_conformance.place import FilePlace
-from tests.ckptcore.support import memory_directory
 from tests.conformance import runs
 from tests.conformance.runs import LAST, NEXT, SECOND, content, read
-
-
-@pytest.fixture(scope="module")
-def whole() -> Iterator[Path]:
-    with memory_directory() as folder:
-        runs.run(folder / "run")
-        yield folder / "run"
-
-
-@pytest.fixture
-def place(whole: Path) -> Iterator[FilePlace]:
-    with memory_directory() as folder:
-        shutil.copytree(whole, folder / "run")
-        yield FilePlace(folder / "run")
 
 
 def _changed(place: FilePlace, ops: list[dict[str, Any]]) -> tuple[dict[str, tuple[bytes | None, bytes | None]], list[str]]:

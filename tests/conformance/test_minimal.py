@@ -5,10 +5,9 @@ from __future__ import annotations
 import ast
 import json
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from ckpt_conformance.jobs import damage, notes
 from ckpt_conformance.oracle import digests, keys
 from ckpt_conformance.oracle.elements import ELEMENTS, logical_bytes
 from ckpt_conformance.place import FilePlace, copy_all, open_place
-from tests.ckptcore.support import memory_directory
 from tests.conformance import runs
 from tests.conformance.runs import ABORTED, FIRST, LAST, NEXT, SECOND, THIRD
 from tests.servers import s3_server
@@ -29,20 +27,6 @@ from tests.servers import s3_server
 PARTS = [Path(module.__file__ or "") for module in (minimal, minimal_format, minimal_reader)]
 V1 = Path(__file__).parents[2] / "spec" / "v1"
 Answer = tuple[int, dict[str, Any]]
-
-
-@pytest.fixture(scope="module")
-def whole() -> Iterator[Path]:
-    with memory_directory() as folder:
-        runs.run(folder / "run")
-        yield folder / "run"
-
-
-@pytest.fixture
-def place(whole: Path) -> Iterator[FilePlace]:
-    with memory_directory() as folder:
-        shutil.copytree(whole, folder / "run")
-        yield FilePlace(folder / "run")
 
 
 @pytest.fixture

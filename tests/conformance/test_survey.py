@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,20 +14,6 @@ from ckptcore.proof import Refuted
 from tests.ckptcore.support import Job, file_store, memory_directory
 from tests.conformance import runs
 from tests.conformance.runs import FIRST, LAST, NEXT, OPEN, edit
-
-
-@pytest.fixture(scope="module")
-def whole() -> Iterator[Path]:
-    with memory_directory() as folder:
-        runs.run(folder / "run")
-        yield folder / "run"
-
-
-@pytest.fixture
-def place(whole: Path) -> Iterator[FilePlace]:
-    with memory_directory() as folder:
-        shutil.copytree(whole, folder / "run")
-        yield FilePlace(folder / "run")
 
 
 def _facts(place: FilePlace, generation: str) -> Facts:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,22 +15,6 @@ from tests.ckptcore.support import memory_directory
 from tests.conformance import runs
 from tests.conformance.changes import change, delete, flip
 from tests.conformance.runs import ABORTED, LAST, NEXT, OPEN, SECOND, THIRD, content, read
-
-
-@pytest.fixture(scope="module")
-def whole() -> Iterator[Path]:
-    """A run with every kind of object in it."""
-    with memory_directory() as folder:
-        runs.run(folder / "run")
-        yield folder / "run"
-
-
-@pytest.fixture
-def place(whole: Path) -> Iterator[FilePlace]:
-    """A copy of it to spoil."""
-    with memory_directory() as folder:
-        shutil.copytree(whole, folder / "run")
-        yield FilePlace(folder / "run")
 
 
 @pytest.fixture
