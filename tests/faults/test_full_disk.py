@@ -6,11 +6,12 @@ room again the next save commits, and decides what could not be decided.
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
-from ckptcore.names import GenerationId
+from ckptcore.names import GenerationId, receipt_key
 from ckptcore.store import open_store
 from tests.faults.after import decided, start_again
 from tests.faults.disks import PAGE, disk
@@ -23,6 +24,13 @@ SECOND = GenerationId(1, 2, 1)
 METADATA = "m" * 5 * PAGE
 """Makes a manifest larger than an abort record by several pages."""
 WROTE_NOTHING = "save-failed () rank 1 could not write its part of 000001-000000000002-1"
+
+
+def wait_for_file(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, f"no {path}"
+        time.sleep(0.005)
 
 
 def pausing(at: str, rank: int) -> Act:
@@ -51,6 +59,7 @@ def test_a_disk_that_is_full_for_a_while(tmp_path: Path, act: Act, room: int, ex
         with Job(SCRIPT, args=[plan.text()]) as job:
             point = f"{act.at}-{act.step}"
             job.ranks[act.rank].wait_for(f"at {point}")
+            wait_for_file(url / receipt_key(SECOND, 0))  # Rank 0 has written all that it wants to before its verdict.
             small.fill(room=room)
             plan.let_go(point)
             told = job.ranks[0].wait_for("step 2:")

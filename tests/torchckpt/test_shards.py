@@ -318,6 +318,7 @@ def test_the_topology_counts_ranks() -> None:
 
 SCRIPT = """
     import json
+    from torch import distributed
     from tests.torchckpt.fake_job import placed
     from tests.torchckpt.test_shards import check_place
     from torchckpt import shards
@@ -330,6 +331,7 @@ SCRIPT = """
                 boxes = [[box.start, box.stop, ranks] for box, ranks in place.boxes.items()]
                 print("place", json.dumps([kind, rows, name, place.text, boxes]))
             print("mesh", [(mesh.axes, mesh.shape, mesh.devices) for mesh in shards.mesh_records(tensors.values())])
+    distributed.barrier()  # A rank that ends breaks the connections that others may still be making.
 """
 
 
