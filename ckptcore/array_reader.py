@@ -1,29 +1,30 @@
 """Boxes of arrays from the merged root: whole chunks, each read once and proven (spec: reading).
 
 Chunks are read as plain values of the database. Nothing that is stored beside them is
-trusted: where they lie, how long they are and what they mean comes from the layout, and their
+trusted: how long they are and what they mean comes from the layout, and their
 digests prove them. The stored `zarr.json` is compared with the layout all the same, since other
 readers go by it.
+
+A chunk that fills a piece of a result's memory is read right there, and digested on the way. Others take a detour.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from threading import Lock
-from typing import Any
+from itertools import islice
+from typing import Protocol
 
 import numpy as np
 import tensorstore as ts
 
-from ckptcore import dtypes
-from ckptcore.array_merge import metadata_problem
-from ckptcore.array_spec import CHECKSUM_BYTES, Piece, StoredArray, answer, read_error
-from ckptcore.digests import check
-from ckptcore.errors import CallError, Damaged, InvalidRecord
+from ckptcore.array_locations import Locations, Place
+from ckptcore.array_ranges import File, Ranges
+from ckptcore.array_results import MetadataRead, Read, Results
+from ckptcore.array_spec import StoredArray, answer, read_error
+from ckptcore.digests import Checking
+from ckptcore.errors import Damaged
 from ckptcore.geometry import Box
 from ckptcore.store import Store
 from ckptcore.workers import Workers
@@ -31,15 +32,29 @@ from ckptcore.workers import Workers
 Request = tuple[StoredArray, Sequence[Box], Sequence[str]]
 """An array, the boxes wanted of it, and the digests of all its chunks in grid order."""
 
-HELD_BYTES = 128 << 20
-"""Memory for chunks on their way, on top of the results."""
-
-BATCH_BYTES = 4 << 20
-BATCH_READS = 256
-NODE_CACHE_BYTES = 32 << 20
-METADATA_BYTES = 512
 FILE_THREADS = 4
-OBJECT_THREADS = 16
+"""The fewest threads that read files, if the limits allow it: they wait for a disk, which takes no core."""
+
+READS = 1 << 16
+"""Reads that are planned at a time."""
+
+SMALL_BYTES = 256 << 10
+"""Values below this size that lie close to each other are read together."""
+
+GAP_BYTES = 64 << 10
+RUN_BYTES = 4 << 20
+
+
+class Passed(Protocol):
+    """Chunks that come from other ranks of the job instead of the store (`ckptcore.sharing`)."""
+
+    def begin(self, reads: Iterable[Read]) -> Iterable[Read]:
+        """Start to get what others have. Gives the reads that are left."""
+        ...
+
+    def missing(self) -> Sequence[Read]:
+        """What did not come, once all that will come is in its place."""
+        ...
 
 
 class ArrayReader:
@@ -53,167 +68,131 @@ class ArrayReader:
         """Read `boxes` of one array; see `read_many`."""
         return self.read_many([(array, boxes, digests)])[0]
 
-    def read_many(self, requests: Sequence[Request]) -> list[list[np.ndarray]]:
+    def read_many(self, requests: Sequence[Request], *, passed: Passed | None = None) -> list[list[np.ndarray]]:
         """Read the boxes of every request: one new C-ordered array each, in the stored dtype.
 
-        A chunk that meets several boxes is read once. At most `HELD_BYTES` (or one chunk, if that
-        is larger) are held beyond the results. Raises `Damaged`, naming array, chunk and key,
+        A chunk that meets several boxes is read once, and not at all if another rank has `passed` it on. At most the
+        store's `bytes_in_flight` (or one chunk, if that is larger) are held beyond the results. Raises `Damaged`, naming array, chunk and key,
         for chunks or metadata that are missing, short or differ from their digest; `StoreUnavailable`
         or `StoreError`; `CallError` for a box outside of its array; `InvalidRecord` for a
         number of digests that does not fit the grid.
         """
-        wanted: dict[tuple[StoredArray, tuple[str, ...]], _Wanted] = {}
+        wanted: dict[tuple[StoredArray, tuple[str, ...]], Results] = {}
         places = []
         for array, boxes, digests in requests:
-            target = wanted.setdefault((array, tuple(digests)), _Wanted(array, digests))
-            places.append((target, target.add(boxes)))
-        self._run(_batches(read for target in wanted.values() for read in target.reads()))
-        return [[target.result(number) for number in numbers] for target, numbers in places]
+            results = wanted.setdefault((array, tuple(digests)), Results(array, digests))
+            places.append((results, results.add(boxes)))
+        reads = (read for results in wanted.values() for read in results.reads())
+        left = iter(reads if passed is None else passed.begin(reads))
+        while some := list(islice(left, READS)):
+            self._run(some)
+        if passed is not None:
+            self._run(passed.missing())
+        return [[results.box(number) for number in numbers] for results, numbers in places]
 
-    def _run(self, batches: Iterable[list[_Read]]) -> None:
-        """Run batches in threads, within the bound of memory; raise the first error."""
-        flying: deque[tuple[int, Future[None]]] = deque()
-        held = 0
-        with Workers(FILE_THREADS if self._store.driver == "file" else OBJECT_THREADS, "read") as pool:
-            for batch in batches:
-                # TensorStore's buffer and the bytes taken out of it.
-                cost = 2 * sum(read.nbytes for read in batch)
-                while flying and held + cost > HELD_BYTES:
-                    freed, future = flying.popleft()
-                    future.result()
-                    held -= freed
-                flying.append((cost, pool.submit(self._fetch, batch)))
-                held += cost
-            for _, future in flying:
-                future.result()
+    def _run(self, reads: Sequence[Read]) -> None:
+        """Read in threads, within the bound of memory; raise the first error."""
+        runs = _runs(self._located(reads))
+        if not runs:
+            return
+        with Workers(self._threads(max(run.nbytes for run in runs)), "read") as pool:
+            pool.map(self._fetch, runs)
 
-    def _fetch(self, batch: list[_Read]) -> None:
-        started = [(read, self._start(read)) for read in batch]
-        for read, future in started:
-            what = f"{read.what}, key {read.key} in {self._prefix}"
-            read.accept(self._value(future, what), what)
+    def _located(self, reads: Sequence[Read]) -> Iterator[tuple[Place, Read]]:
+        """Where the values lie that have to be read. Those that lie in the tree are taken at once."""
+        try:
+            found = self._database.locations.find(read.key for read in reads)
+        except Damaged as error:
+            raise Damaged(f"{self._what(reads[0])}, and {len(reads) - 1} more: {error}") from error
+        for read in reads:
+            place = found.get(read.key)
+            if place is None:
+                raise Damaged(f"{self._what(read)}: is missing. Use another checkpoint")
+            # The size bounds what a damaged or hostile database can make us allocate.
+            read.check_size(len(place) if isinstance(place, bytes) else place.nbytes, self._what(read))
+            if isinstance(place, bytes):
+                read.accept(memoryview(place), self._what(read))
+            else:
+                yield place, read
 
-    def _start(self, read: _Read) -> ts.Future[Any]:
-        if read.exact:
-            # The range bounds what a damaged or hostile database can make us allocate.
-            return self._root.read(read.key, byte_range=slice(0, read.nbytes))
-        return self._root.read(read.key)
+    def _threads(self, largest: int) -> int:
+        limits = self._store.limits
+        if self._store.driver == "file":
+            return max(1, min(max(limits.threads, min(FILE_THREADS, limits.requests)), limits.bytes_in_flight // largest))
+        # TensorStore's bytes, and what they are copied to.
+        return max(1, min(limits.requests, limits.bytes_in_flight // (2 * largest)))
 
-    def _value(self, future: ts.Future[Any], what: str) -> bytes:
-        result = answer(future, what, read_error)
-        if result.state != "value":
-            raise Damaged(f"{what}: is missing. Use another checkpoint")
-        return result.value
+    def _fetch(self, run: _Run) -> None:
+        with self._database.ranges.open(run.path, self._what(run.reads[0][1])) as file:
+            if len(run.reads) == 1 and self._straight(file, *run.reads[0]):
+                return
+            buffer = memoryview(bytearray(run.nbytes))
+            file.read_into(buffer, run.start)
+        for place, read in run.reads:
+            at = place.start - run.start
+            read.accept(buffer[at : at + place.nbytes], self._what(read))
+
+    def _straight(self, file: File, place: Place, read: Read) -> bool:
+        """Read a large chunk to where it is wanted, if it can be. Its checksum and the padding before that are not read."""
+        if isinstance(read, MetadataRead) or place.nbytes < SMALL_BYTES:
+            return False
+        file.reach(place.start + place.nbytes)  # before memory is asked for
+        elements = read.destination()
+        if elements is None:
+            return False
+        checking = Checking(read.digest, what=self._what(read))
+        file.read_into(elements.reshape(-1).view(np.uint8).data, place.start, checking.update)
+        checking.finish()
+        read.copy(elements)
+        return True
+
+    def _what(self, read: Read) -> str:
+        return f"{read.what}, key {read.key} in {self._prefix}"
 
     @cached_property
-    def _root(self) -> ts.KvStore:
-        # No configuration is asked for: that of the stored database holds.
-        cache = {"total_bytes_limit": NODE_CACHE_BYTES}
-        spec = {"driver": "ocdbt", "base": self._store.kvstore(self._prefix), "cache_pool": cache}
-        return answer(ts.KvStore.open(spec, context=self._store.context), f"merged root of {self._prefix}", read_error)
+    def _database(self) -> _Database:
+        what = f"merged root of {self._prefix}"
+        spec = self._store.kvstore(self._prefix)
+        base = answer(ts.KvStore.open(spec, context=self._store.context), what, read_error)
+        return _Database(Locations(base, self._store.context, what), Ranges(spec, base))
 
 
 @dataclass(frozen=True)
-class _Read:
-    """One value to fetch. `accept` takes its bytes and how to call it in errors; `exact`: `nbytes` is its length."""
-
-    key: str
-    nbytes: int
-    what: str
-    accept: Callable[[bytes, str], None]
-    exact: bool
+class _Database:
+    locations: Locations
+    ranges: Ranges
 
 
-class _Wanted:
-    """The boxes that are wanted of one array, and the results as they fill."""
+@dataclass
+class _Run:
+    """Values that lie close to each other in one file, in order, and are read at a time."""
 
-    def __init__(self, array: StoredArray, digests: Sequence[str]) -> None:
-        if len(digests) != array.grid.size:
-            raise InvalidRecord(f"array {array.name!r}: {len(digests)} digests for {array.grid.size} chunks")
-        self._array = array
-        self._digests = digests
-        self._dtype = dtypes.numpy_dtype(array.dtype)
-        self._boxes: list[Box] = []
-        self._results: dict[int, np.ndarray] = {}
-        self._lock = Lock()
+    path: str
+    start: int
+    stop: int
+    reads: list[tuple[Place, Read]]
 
-    def add(self, boxes: Sequence[Box]) -> range:
-        """Want `boxes` too; return their numbers."""
-        whole = Box.whole(self._array.shape)
-        for box in boxes:
-            if len(box.start) != len(whole.start) or not whole.contains(box):
-                raise CallError(
-                    f"box {box.start} to {box.stop} does not lie in array {self._array.name!r} of shape {self._array.shape}"
-                )
-        self._boxes.extend(boxes)
-        return range(len(self._boxes) - len(boxes), len(self._boxes))
+    @property
+    def nbytes(self) -> int:
+        return self.stop - self.start
 
-    def reads(self) -> Iterator[_Read]:
-        """All values to fetch: metadata first, so that it is known to fit."""
-        meeting: dict[int, list[int]] = {}
-        for number, box in enumerate(self._boxes):
-            for chunk in self._array.grid.overlapping(box):
-                meeting.setdefault(chunk, []).append(number)
-        chunks = sorted(meeting)
-        pieces = [self._array.piece(chunk) for chunk in chunks] if chunks else list(self._array.pieces())
-        for piece in {piece.prefix: piece for piece in pieces}.values():
-            yield self._metadata_read(piece)
-        for chunk in chunks:
-            yield self._chunk_read(chunk, meeting[chunk])
+    def takes(self, place: Place) -> bool:
+        """Whether a value is better read with these than alone."""
+        stop = place.start + place.nbytes
+        near = self.path == place.path and place.start - self.stop <= GAP_BYTES and stop - self.start <= RUN_BYTES
+        return near and place.nbytes < SMALL_BYTES and self.reads[-1][0].nbytes < SMALL_BYTES
 
-    def result(self, number: int) -> np.ndarray:
-        """The array of one box."""
-        with self._lock:
-            if number not in self._results:
-                # Only now, when a chunk of it was proven: a record alone does not make us allocate.
-                self._results[number] = self._allocate(self._boxes[number].shape)
-            return self._results[number]
-
-    def _allocate(self, shape: tuple[int, ...]) -> np.ndarray:
-        try:
-            return np.empty(shape, self._dtype)
-        except (ValueError, MemoryError) as error:
-            raise CallError(f"array {self._array.name!r}: no memory for a box of shape {shape}; restore smaller boxes") from error
-
-    def _metadata_read(self, piece: Piece) -> _Read:
-        def accept(data: bytes, what: str) -> None:
-            problem = metadata_problem(piece, data)
-            if problem:
-                raise Damaged(f"{what}: {problem}. Use another checkpoint")
-
-        return _Read(piece.metadata_key, METADATA_BYTES, f"metadata of array {self._array.name!r}", accept, exact=False)
-
-    def _chunk_read(self, chunk: int, numbers: Sequence[int]) -> _Read:
-        def accept(data: bytes, what: str) -> None:
-            if len(data) != size:
-                raise Damaged(f"{what}: has {len(data)} bytes instead of {size}. Use another checkpoint")
-            self._accept_chunk(chunk, numbers, data, what)
-
-        size = self._array.chunk_bytes(chunk) + CHECKSUM_BYTES
-        return _Read(self._array.chunk_key(chunk), size, self._array.describe(chunk), accept, exact=True)
-
-    def _accept_chunk(self, chunk: int, numbers: Sequence[int], data: bytes, what: str) -> None:
-        """Prove a chunk and copy it to the boxes that it meets."""
-        cell, shape = self._array.grid.cell(chunk), self._array.piece(chunk).chunk_shape
-        padded = np.frombuffer(data, np.uint8, len(data) - CHECKSUM_BYTES).view(self._dtype).reshape(shape)
-        elements = padded[(..., *Box.whole(cell.shape).slices())]  # the ellipsis keeps a 0-d array an array
-        check(elements, self._digests[chunk], what=what)
-        for number in numbers:
-            box = self._boxes[number]
-            common = cell.intersect(box)
-            if common is not None:
-                self.result(number)[common.slices(box.start)] = elements[common.slices(cell.start)]
+    def add(self, place: Place, read: Read) -> None:
+        self.stop = max(self.stop, place.start + place.nbytes)
+        self.reads.append((place, read))
 
 
-def _batches(reads: Iterable[_Read]) -> Iterator[list[_Read]]:
-    """Small reads together, so that they cost one task; a large one alone."""
-    batch: list[_Read] = []
-    held = 0
-    for read in reads:
-        if batch and (held + read.nbytes > BATCH_BYTES or len(batch) >= BATCH_READS):
-            yield batch
-            batch, held = [], 0
-        batch.append(read)
-        held += read.nbytes
-    if batch:
-        yield batch
+def _runs(located: Iterator[tuple[Place, Read]]) -> list[_Run]:
+    """In the order of files and places, which disks like best."""
+    runs: list[_Run] = []
+    for place, read in sorted(located, key=lambda item: (item[0].path, item[0].start)):
+        if runs and runs[-1].takes(place):
+            runs[-1].add(place, read)
+        else:
+            runs.append(_Run(place.path, place.start, place.start + place.nbytes, [(place, read)]))
+    return runs

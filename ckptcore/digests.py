@@ -52,11 +52,30 @@ def check(data: Data, expected: str, *, what: str) -> None:
 
     Accepts BLAKE3 and SHA-256. Raises `InvalidRecord` when `expected` is no digest.
     """
-    if not _DIGEST.fullmatch(expected):
-        raise InvalidRecord(f"{what}: {expected[:80]!r} is not a digest (blake3:… or sha256:…)")
-    found = digest(data) if expected.startswith("blake3:") else f"sha256:{hashlib.sha256(_buffer(data)).hexdigest()}"
-    if found != expected:
-        raise Damaged(f"{what}: the bytes have digest {found}, recorded is {expected}. Use another checkpoint.")
+    checking = Checking(expected, what=what)
+    checking.update(_buffer(data))
+    checking.finish()
+
+
+class Checking:
+    """`check` of bytes that come in parts."""
+
+    def __init__(self, expected: str, *, what: str) -> None:
+        if not _DIGEST.fullmatch(expected):
+            raise InvalidRecord(f"{what}: {expected[:80]!r} is not a digest (blake3:… or sha256:…)")
+        self._expected = expected
+        self._what = what
+        self._hasher = _blake3.blake3() if expected.startswith("blake3:") else hashlib.sha256()
+
+    def update(self, part: bytes | memoryview) -> None:
+        """The next bytes."""
+        self._hasher.update(part)
+
+    def finish(self) -> None:
+        """There are no more bytes. Raises `Damaged` unless they have the digest."""
+        found = f"{self._expected.partition(':')[0]}:{self._hasher.hexdigest()}"
+        if found != self._expected:
+            raise Damaged(f"{self._what}: the bytes have digest {found}, recorded is {self._expected}. Use another checkpoint.")
 
 
 def leaf_digest(dtype: str, shape: Sequence[int], grid: Grid, chunks: Sequence[str]) -> str:

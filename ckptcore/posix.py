@@ -11,6 +11,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from ckptcore.errors import StoreError, StoreFull, StoreUnavailable, UnsafeStore
 
@@ -46,24 +47,33 @@ def _translate_other(error: OSError, text: str) -> StoreError:
 
 def read(path: str, start: int = 0, stop: int | None = None) -> bytes | None:
     """The bytes `start:stop` of a file, clipped to its size; None if there is no file."""
+    with opened(path) as descriptor:
+        return None if descriptor is None else _read_range(descriptor, start, stop)
+
+
+@contextmanager
+def opened(path: str) -> Iterator[int | None]:
+    """The descriptor of a file, open for reading; None if there is no file."""
     try:
         descriptor = os.open(path, _READ)
     except OSError as error:
-        if error.errno in _ABSENT:
-            return None
-        raise
+        if error.errno not in _ABSENT:
+            raise
+        yield None
+        return
     try:
         status = os.fstat(descriptor)
-        if stat.S_ISDIR(status.st_mode):
-            return None
-        _check_regular(path, status)
-        return _read_range(descriptor, start, stop)
+        if not stat.S_ISDIR(status.st_mode):
+            _check_regular(path, status)
+        yield None if stat.S_ISDIR(status.st_mode) else descriptor
     finally:
         os.close(descriptor)
 
 
 def _read_range(descriptor: int, start: int, stop: int | None) -> bytes:
     parts: list[bytes] = []
+    if start < 0:
+        start = max(os.fstat(descriptor).st_size + start, 0)
     while stop is None or start < stop:
         wanted = 1 << 20 if stop is None else min(stop - start, 1 << 20)
         part = os.pread(descriptor, wanted, start)

@@ -108,7 +108,7 @@ def _host_leaf(leaf: np.ndarray | np.generic, wanted: Wanted, found: Found) -> A
     if isinstance(leaf, np.generic):
         return array[()]
     array = array.astype(leaf.dtype, copy=False)  # the same type, perhaps in the other byte order
-    return array if array.flags.writeable and array.flags.owndata else array.copy()
+    return array if array.flags.writeable else array.copy()
 
 
 def _number(value: Any, wanted: Wanted) -> np.ndarray:

@@ -85,16 +85,15 @@ from collections import Counter
 from ckptcore.array_reader import ArrayReader
 
 reads = Counter()
-start = ArrayReader._start
+located = ArrayReader._located
 
 
-def counted(self, read):
-    if "/c/" in read.key:
-        reads[read.key] += 1
-    return start(self, read)
+def counted(self, chunks):
+    reads.update(chunk.key for chunk in chunks if "/c/" in chunk.key)
+    return located(self, chunks)
 
 
-ArrayReader._start = counted
+ArrayReader._located = counted
 with checkpointer(ARGS[0], chunk_bytes=1024) as saver:
     restored = saver.restore_or_init(lambda: 1 / 0, like=components())
     step = restored.step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ckptcore.array_reader import ArrayReader
+from ckptcore.array_results import Read
 from jaxckpt import Storage, open_run
 from tests.jaxckpt.procs import run_job
 from tests.jaxckpt.runs import DERIVED, assert_same, checkpointer, resume, save
@@ -104,14 +105,13 @@ def test_meshes_of_one_to_eight_devices(tmp_path: Path) -> None:
 def chunk_reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often each chunk was read from storage, by its key in the array database."""
     reads: Counter[str] = Counter()
-    start = ArrayReader._start
+    located = ArrayReader._located
 
-    def counted(self: ArrayReader, read: Any) -> Any:
-        if not read.key.endswith("zarr.json"):
-            reads[read.key] += 1
-        return start(self, read)
+    def counted(self: ArrayReader, chunks: Sequence[Read]) -> Iterator[Any]:
+        reads.update(chunk.key for chunk in chunks if not chunk.key.endswith("zarr.json"))
+        return located(self, chunks)
 
-    monkeypatch.setattr(ArrayReader, "_start", counted)
+    monkeypatch.setattr(ArrayReader, "_located", counted)
     return reads
 
 
