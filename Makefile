@@ -7,7 +7,7 @@ STAMP := $(VENV)/installed
 CODE := ckptcore ckptcli jaxckpt torchckpt conformance simulation demo examples spec tests benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick test-s3 conformance model simulate wheel check format clean
+.PHONY: help demo test test-quick test-s3 conformance model simulate bench wheel check format clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1	/p' Makefile | expand -t 14
@@ -35,6 +35,9 @@ wheel: $(STAMP) ## Build the wheel, and try it in clean environments with each e
 
 simulate: $(STAMP) ## Simulate jobs, crashes and weak stores (ARGS="--seeds 0:1000000" for many)
 	$(BIN)/python -m simulation run $(ARGS)
+
+bench: $(STAMP) ## Measure saves and restores beside the peers (ARGS="--size small", ARGS="growth" for something else, see benchmarks/README.md)
+	@$(BIN)/python -m benchmarks $(ARGS)
 
 check: $(STAMP) ## Check format, lint and types
 	$(BIN)/ruff format --check $(CODE)

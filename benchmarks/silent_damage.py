@@ -2,8 +2,6 @@
 
 Saves the same arrays with both, then, many times: copies the checkpoint, flips one bit at a random place of a
 random data file, restores, and compares with what was saved.
-
-    python benchmarks/silent_damage.py [--tries 60]
 """
 
 from __future__ import annotations
@@ -12,12 +10,12 @@ import argparse
 import logging
 import random
 import shutil
-import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -28,34 +26,47 @@ from ckptcore.errors import CheckpointError
 
 State = Mapping[str, np.ndarray]
 
+OUTCOMES = ("refused", "silently wrong", "harmless")
 
-def make_state(seed: int) -> dict[str, jax.Array]:
-    """Four float32 arrays of 2 MiB each."""
+
+@dataclass(frozen=True)
+class Library:
+    """How one library saves and restores, as it comes."""
+
+    distribution: str
+    save: Callable[[Path, Mapping[str, jax.Array]], None]
+    restore: Callable[[Path], State]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """How often."""
+    parser.add_argument("--tries", type=int, default=60, metavar="N", help="flips in the checkpoint of each (default: 60)")
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """How each flip ended, in both libraries."""
+    tries, rows = (2, 8) if options.smoke else (options.tries, 512)
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # every refusal is told
+    try:
+        return {"tries": tries, "outcomes": [_trial(library, make_state(0, rows), tries, options.dir) for library in LIBRARIES]}
+    finally:
+        logging.disable(disabled)
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """One row a library."""
+    lines = [f"| one flipped bit in a data file, {result['tries']} tries | {' | '.join(OUTCOMES)} |", "| --- | --- | --- | --- |"]
+    rows = [
+        [f"{one['library']} {one['version']}", *(str(one["counted"][kind]) for kind in OUTCOMES)] for one in result["outcomes"]
+    ]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def make_state(seed: int, rows: int) -> dict[str, jax.Array]:
+    """Four float32 arrays of so many rows of 4 KiB each."""
     generator = np.random.default_rng(seed)
-    return {f"layer{i}": jax.numpy.asarray(generator.standard_normal((512, 1024), np.float32)) for i in range(4)}
-
-
-def save_here(folder: Path, state: Mapping[str, jax.Array]) -> None:
-    """One committed save of weights."""
-    with jaxckpt.Checkpointer(folder, interval=1) as checkpointer:
-        checkpointer.save(1, {"params": dict(state)}, guarantee="weights").result()
-
-
-def restore_here(folder: Path) -> State:
-    """Read the only commit back, to host arrays."""
-    return jaxckpt.open_run(folder).restore(components="params", step=1)
-
-
-def save_orbax(folder: Path, state: Mapping[str, jax.Array]) -> None:
-    """Orbax as it comes."""
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(folder / "1", dict(state))
-
-
-def restore_orbax(folder: Path) -> State:
-    """Orbax as it comes."""
-    with ocp.StandardCheckpointer() as checkpointer:
-        return jax.tree.map(np.asarray, checkpointer.restore(folder / "1"))
+    return {f"layer{i}": jax.numpy.asarray(generator.standard_normal((rows, 1024), np.float32)) for i in range(4)}
 
 
 def flip(folder: Path, generator: random.Random) -> None:
@@ -68,7 +79,7 @@ def flip(folder: Path, generator: random.Random) -> None:
 
 
 def outcome(restore: Callable[[Path], State], folder: Path, state: Mapping[str, jax.Array]) -> str:
-    """`refused`, `silently wrong` or `harmless`."""
+    """One of `OUTCOMES`."""
     try:
         found = restore(folder)
     except (CheckpointError, ValueError, OSError):
@@ -77,32 +88,45 @@ def outcome(restore: Callable[[Path], State], folder: Path, state: Mapping[str, 
     return "harmless" if same else "silently wrong"
 
 
-def trial(name: str, save: Callable, restore: Callable[[Path], State], tries: int) -> None:
-    """Print the outcomes of `tries` flips."""
-    state, generator = make_state(0), random.Random(1)
-    with tempfile.TemporaryDirectory() as scratch:
-        original = Path(scratch) / "original"
-        save(original, state)
-        counted: Counter[str] = Counter()
-        for attempt in range(tries):
-            copy = Path(scratch) / f"copy{attempt}"
-            shutil.copytree(original, copy)
-            flip(copy, generator)
-            counted[outcome(restore, copy, state)] += 1
-            shutil.rmtree(copy)
-    print(f"{name:24} " + ", ".join(f"{kind}: {counted[kind]} of {tries}" for kind in ("refused", "silently wrong", "harmless")))
+def _trial(library: Library, state: Mapping[str, jax.Array], tries: int, folder: Path) -> dict[str, Any]:
+    """How `tries` flips ended."""
+    generator, place = random.Random(1), folder / library.distribution
+    library.save(place / "original", state)
+    counted: Counter[str] = Counter()
+    for _ in range(tries):
+        copy = shutil.copytree(place / "original", place / "copy")
+        flip(copy, generator)
+        counted[outcome(library.restore, copy, state)] += 1
+        shutil.rmtree(copy)
+    return {
+        "library": library.distribution,
+        "version": version(library.distribution),
+        "counted": {kind: counted[kind] for kind in OUTCOMES},
+    }
 
 
-def main() -> int:
-    """Run both trials."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tries", type=int, default=60)
-    tries = parser.parse_args().tries
-    logging.disable(logging.WARNING)
-    trial(f"jaxckpt {version('jaxckpt')}", save_here, restore_here, tries)
-    trial(f"orbax {version('orbax-checkpoint')}", save_orbax, restore_orbax, tries)
-    return 0
+def _save_here(folder: Path, state: Mapping[str, jax.Array]) -> None:
+    """One committed save of weights."""
+    with jaxckpt.Checkpointer(folder, interval=1) as checkpointer:
+        checkpointer.save(1, {"params": dict(state)}, guarantee="weights").result()
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _restore_here(folder: Path) -> State:
+    """Read the only commit back, to host arrays."""
+    return jaxckpt.open_run(folder).restore(components="params", step=1)
+
+
+def _save_orbax(folder: Path, state: Mapping[str, jax.Array]) -> None:
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(folder / "1", dict(state))
+
+
+def _restore_orbax(folder: Path) -> State:
+    with ocp.StandardCheckpointer() as checkpointer:
+        return jax.tree.map(np.asarray, checkpointer.restore(folder / "1"))
+
+
+LIBRARIES = (
+    Library("jaxckpt", _save_here, _restore_here),
+    Library("orbax-checkpoint", _save_orbax, _restore_orbax),
+)

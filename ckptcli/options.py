@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
+import ckptcore
 from ckptcli.text import first_line
 from ckptcore.errors import CallError
 from ckptcore.names import GenerationId
-from ckptcore.run import Run, open_run
 from ckptcore.store import Storage, Store, open_store
 
 LONGEST = 86400.0
@@ -39,10 +39,10 @@ class Settings:
         _check(url)
         return open_store(url, self.storage)
 
-    def run(self, url: str) -> Run:
+    def run(self, url: str) -> ckptcore.Run:
         """The run at a URL, for reading."""
         _check(url)
-        return open_run(url, storage=self.storage)
+        return ckptcore.open_run(url, storage=self.storage)
 
 
 def _check(url: str) -> None:

@@ -72,10 +72,10 @@ class ArrayReader:
         """Read the boxes of every request: one new C-ordered array each, in the stored dtype.
 
         A chunk that meets several boxes is read once, and not at all if another rank has `passed` it on. At most the
-        store's `bytes_in_flight` (or one chunk, if that is larger) are held beyond the results. Raises `Damaged`, naming array, chunk and key,
-        for chunks or metadata that are missing, short or differ from their digest; `StoreUnavailable`
-        or `StoreError`; `CallError` for a box outside of its array; `InvalidRecord` for a
-        number of digests that does not fit the grid.
+        store's `bytes_in_flight` (or one chunk, if that is larger) are held beyond the results. Raises `Damaged`, naming
+        array, chunk and key, for chunks or metadata that are missing, short or differ from their digest; `StoreUnavailable`
+        or `StoreError`; `CallError` for a box outside of its array; `InvalidRecord` for a number of digests that does not
+        fit the grid.
         """
         wanted: dict[tuple[StoredArray, tuple[str, ...]], Results] = {}
         places = []

@@ -19,11 +19,13 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import Any, TypeVar
 
 import tensorstore as ts
 
 from ckptcore import dtypes
+from ckptcore.digests import digest
 from ckptcore.errors import CheckpointError, Damaged, StoreError, StoreFull, StoreUnavailable
 from ckptcore.geometry import Box, Grid
 from ckptcore.store import Store
@@ -146,7 +148,12 @@ class StoredArray:
     def all_keys(self) -> Iterator[str]:
         """Every key of the array."""
         yield from (piece.metadata_key for piece in self.pieces())
-        yield from (self.chunk_key(chunk) for chunk in range(self.grid.size))
+        places = product(*(map(str, range(count)) for count in self.grid.counts))
+        if self.grid.chunk_shape is None:
+            end = "/0" * len(self.shape)
+            yield from (f"{self.name}/{'.'.join(place)}/c{end}" for place in places)
+        else:
+            yield from ("/".join((f"{self.name}/c", *place)) for place in places)
 
     def describe(self, chunk: int) -> str:
         """A chunk for people."""
@@ -161,6 +168,17 @@ class StoredArray:
 def database(store: Store, prefix: str) -> dict[str, Any]:
     """TensorStore spec of the OCDBT database below `prefix`, to be opened in the store's context."""
     return {"driver": "ocdbt", "base": store.kvstore(prefix), "config": OCDBT_CONFIG, "target_data_file_size": DATA_FILE_BYTES}
+
+
+def new_root(store: Store, prefix: str) -> dict[str, Any]:
+    """As `database`, of a merged root that is not there yet, which refers to data and holds none.
+
+    Its identity follows from where it lies, so that coordinators that make it at the same time make the same, and nothing is put
+    before its content.
+    """
+    spec = database(store, prefix)
+    identity = digest(prefix.encode()).partition(":")[2][:32]
+    return {**spec, "config": {**spec["config"], "uuid": identity}, "assume_config": True}
 
 
 def answer(future: ts.Future[Result], what: str, failure: Callable[[Exception, str], CheckpointError]) -> Result:

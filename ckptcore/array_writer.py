@@ -3,7 +3,7 @@
 Chunks go into transactions of about `BATCH_BYTES`. Each is committed as soon as it is full, so
 that the disk works while the next is digested, and its metadata and small chunks cost no writes
 of their own. Memory that the caller staged is referenced, not copied; what has to be copied
-first (chunks that are not contiguous or need padding) is bounded by `HELD_BYTES`.
+first (chunks that are not contiguous or need padding) is bounded by the store's `bytes_in_flight`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,10 @@ from ckptcore.array_spec import ANSWER_TIMEOUT, MANIFEST, Piece, StoredArray, an
 from ckptcore.digests import digest
 from ckptcore.errors import CallError, StoreError
 from ckptcore.store import Store
-from ckptcore.storereads import bounded_bytes
 from ckptcore.workers import Workers
 
 BATCH_BYTES = 128 << 20
 BATCH_WRITES = 8192
-HELD_BYTES = 96 << 20
-DIGEST_THREADS = 2
 INLINE_BYTES = 64 << 10
 """Below this a digest takes less time than handing it to a thread."""
 
@@ -44,9 +41,9 @@ class _Batch:
     nbytes: int = 0
     held: int = 0
 
-    @property
-    def full(self) -> bool:
-        return self.nbytes >= BATCH_BYTES or len(self.writing) >= BATCH_WRITES or self.held >= HELD_BYTES
+    def full(self, most: int) -> bool:
+        """Whether it is time to commit: it holds `most` bytes of its own, or is as large as a batch should be."""
+        return self.nbytes >= BATCH_BYTES or len(self.writing) >= BATCH_WRITES or self.held >= most
 
     def describe(self) -> str:
         names = list(self.arrays)
@@ -67,7 +64,9 @@ class DatabaseWriter:
         self._streamed = streamed
         self._spec = database(store, prefix)
         self._kvstore: ts.KvStore | None = None
-        self._pool = Workers(DIGEST_THREADS, "digest")
+        self._most = store.limits.bytes_in_flight // 2
+        """Half for the batch that fills, half for those that are being written."""
+        self._pool = Workers(store.limits.threads, "digest")
         self._batch = _Batch()
         self._flying: deque[tuple[_Batch, ts.Future[Any]]] = deque()
         self._closed = False
@@ -158,29 +157,28 @@ class DatabaseWriter:
         place = array.grid.cell(chunk).slices(array.piece(chunk).origin)
         writing = target.with_transaction(batch.transaction)[place].write(data, can_reference_source_data_indefinitely=True)
         batch.writing.append(writing.copy)
-        if batch.full:
+        if batch.full(self._most):
             self._flush()
 
     def _flush(self) -> None:
         batch, self._batch = self._batch, _Batch()
         if batch.writing:
             self._flying.append((batch, self._commit(batch)))
-        while self._flying and (self._flying[0][1].done() or sum(flying.held for flying, _ in self._flying) > HELD_BYTES):
+        while self._flying and (self._flying[0][1].done() or sum(flying.held for flying, _ in self._flying) > self._most):
             self._land()
 
     def _commit(self, batch: _Batch) -> ts.Future[Any]:
         """Start to commit a batch, after all its writes have become part of the transaction."""
+        what = f"{batch.describe()} in {self._prefix}"
         for writing in batch.writing:
-            self._wait(batch, writing)
+            answer(writing, what, write_error)
         batch.writing.clear()
         return batch.transaction.commit_async()
 
     def _land(self) -> None:
         """Wait for the oldest commit. Raises its error."""
-        self._wait(*self._flying.popleft())
-
-    def _wait(self, batch: _Batch, future: ts.Future[Any]) -> None:
-        answer(future, f"{batch.describe()} in {self._prefix}", write_error)
+        batch, committing = self._flying.popleft()
+        answer(committing, f"{batch.describe()} in {self._prefix}", write_error)
 
     def _drain(self) -> None:
         """Wait for all commits. Raises the first error."""
@@ -189,9 +187,9 @@ class DatabaseWriter:
 
     def _file(self, key: str) -> records.File:
         path = key.removeprefix(self._prefix)
-        size = self._store.size(key)
-        data = bounded_bytes(self._store, key, size) if path == MANIFEST and size is not None else None
-        if size is None or (path == MANIFEST and data is None):
+        data = self._store.get(key) if path == MANIFEST else None
+        size = self._store.size(key) if path != MANIFEST else None if data is None else len(data)
+        if size is None:
             raise StoreError(f"{key} vanished right after it was written: something else deletes files of this run")
         return records.File(path=path, size=size, digest=None if data is None else digest(data))
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -100,7 +101,7 @@ class Wanted:
     optional: bool = False
     boxes_of: Callable[[Path, ArrayLeaf], tuple[Box, ...]] | None = None
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The layout name: component and path joined by `.`."""
         return array_name(self.component, self.path)

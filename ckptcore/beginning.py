@@ -18,6 +18,7 @@ from ckptcore.formats.foreign import Start
 from ckptcore.match import Elsewhere, Rules
 from ckptcore.readable import Readable
 from ckptcore.reader import Checkpoint
+from ckptcore.sharing import Sharing
 from ckptcore.store import Storage
 
 
@@ -28,11 +29,11 @@ class Beginning:
     step: int
     state: Mapping[str, Any]
     target: Target
-    read: Callable[[Collection[Elsewhere]], Mapping[str, Found]]
+    read: Callable[[Collection[Elsewhere], Sharing | None], Mapping[str, Found]]
 
-    def finish(self, elsewhere: Collection[Elsewhere]) -> Mapping[str, Any]:
-        """Read and place what this rank wants. `elsewhere` is what other ranks take."""
-        return {**self.state, **self.target.place(self.read(elsewhere))}
+    def finish(self, elsewhere: Collection[Elsewhere], sharing: Sharing | None = None) -> Mapping[str, Any]:
+        """Read and place what this rank wants. `elsewhere` is what other ranks take; with `sharing` they read together."""
+        return {**self.state, **self.target.place(self.read(elsewhere, sharing))}
 
 
 def prepare(
@@ -62,7 +63,7 @@ def prepare(
     into = _replaced(source, source.names, state, like, rules)
     target = backend.target({**state, **into}, into)
     find = partial(restore.find, source, target, rules=replace(rules, cast=source.cast), ranks={})
-    return Beginning(step=0, state=state, target=target, read=lambda elsewhere: find(elsewhere=elsewhere))
+    return Beginning(step=0, state=state, target=target, read=lambda elsewhere, _: find(elsewhere=elsewhere))
 
 
 def described(run: records.Run) -> str:
@@ -98,9 +99,14 @@ def _from_run(
 
 
 def _read(
-    checkpoint: Checkpoint, parent: records.Parent, find: Callable[..., Mapping[str, Found]], elsewhere: Collection[Elsewhere]
+    checkpoint: Checkpoint,
+    parent: records.Parent,
+    find: Callable[..., Mapping[str, Found]],
+    elsewhere: Collection[Elsewhere],
+    sharing: Sharing | None,
 ) -> Mapping[str, Found]:
     """What `find` finds. Damage is noted at the parent, which may be read-only to us."""
+    checkpoint.sharing = sharing
     try:
         return find(elsewhere=elsewhere)
     except Damaged as error:

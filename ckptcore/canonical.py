@@ -9,9 +9,16 @@ keys, floats, NaN, byte order marks, invalid UTF-8.
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Collection
 from typing import Any
 
+import msgspec
+
 from ckptcore.errors import InvalidRecord
+
+_BEYOND_BMP = re.compile(rb"[\xf0-\xf4]")
+"""The first byte in UTF-8 of each character beyond the basic plane."""
 
 MAX_INT = 2**53 - 1
 MAX_DEPTH = 64
@@ -20,14 +27,12 @@ MAX_DEPTH = 64
 def encode(value: Any) -> bytes:
     """Encode to canonical JSON. Raises `InvalidRecord` on floats, big integers or bad text."""
     _check(value, 0)
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    if not text.isascii() and max(text) > "\uffff":
-        # RFC 8785 sorts by UTF-16 code units, Python by code points: they differ beyond the BMP.
-        text = json.dumps(_sorted(value), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     try:
-        return text.encode("utf-8")
+        data = msgspec.json.encode(value, enc_hook=_plain, order="sorted")
     except UnicodeEncodeError as error:
         raise InvalidRecord(f"text is not valid Unicode: {error}") from error
+    # RFC 8785 sorts by UTF-16 code units, msgspec by code points: they differ beyond the BMP.
+    return msgspec.json.encode(_sorted(value), enc_hook=_plain) if _BEYOND_BMP.search(data) else data
 
 
 def decode(data: bytes, *, what: str) -> Any:
@@ -51,22 +56,33 @@ def decode(data: bytes, *, what: str) -> Any:
 
 
 def _check(value: Any, depth: int) -> None:
-    if depth > MAX_DEPTH:
-        raise InvalidRecord(f"nested deeper than {MAX_DEPTH} levels")
     if isinstance(value, dict):
-        for key, item in value.items():
+        for key in value:
             if not isinstance(key, str):
                 raise InvalidRecord(f"object key {key!r} is not a string")
-            _check(item, depth + 1)
+        _check_items(value.values(), depth + 1)
     elif isinstance(value, list | tuple):
-        for item in value:
-            _check(item, depth + 1)
+        _check_items(value, depth + 1)
     elif isinstance(value, bool) or value is None or isinstance(value, str):
         return
     elif not isinstance(value, int):
         raise InvalidRecord(f"{type(value).__name__} is not a JSON type of this format")
     elif not -MAX_INT <= value <= MAX_INT:
         raise InvalidRecord("an integer is beyond 53 bits")
+
+
+def _check_items(items: Collection[Any], depth: int) -> None:
+    """Check what lies in one container. Text, of which records have most by far, costs no call."""
+    if items and depth > MAX_DEPTH:
+        raise InvalidRecord(f"nested deeper than {MAX_DEPTH} levels")
+    for item in items:
+        if type(item) is not str:
+            _check(item, depth)
+
+
+def _plain(value: Any) -> str | int:
+    """What a subclass of text or of integers is, such as the version of a library: msgspec does not know them."""
+    return str.__str__(value) if isinstance(value, str) else int(value)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -8,7 +8,8 @@ and makes nobody hang.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from ckptcore.errors import CallError, DeadlineExceeded
@@ -31,6 +32,11 @@ class Channel(Protocol):
         """How many processes the job has."""
         ...
 
+    @property
+    def coordinator(self) -> str | None:
+        """The host at which all ranks of the job reach its coordinator, as they were told; None if they were not."""
+        ...
+
     def broadcast(self, data: bytes | None, *, timeout: float, what: str) -> bytes:
         """Rank 0's `data` on every rank. The other ranks pass None."""
         ...
@@ -45,6 +51,7 @@ class LocalChannel:
 
     rank = 0
     size = 1
+    coordinator = None
 
     def broadcast(self, data: bytes | None, *, timeout: float, what: str) -> bytes:  # noqa: ARG002 -- nothing waits
         """`data` itself. Raises `CallError` when rank 0 has none to give."""
@@ -55,6 +62,25 @@ class LocalChannel:
     def gather(self, data: bytes, *, timeout: float, what: str) -> list[bytes]:  # noqa: ARG002
         """`[data]`."""
         return [data]
+
+
+def joined(messages: Iterable[bytes]) -> bytes:
+    """The messages of all ranks as one, to be handed to every rank. What most of them say alike takes hardly any room.
+
+    A thousand ranks that say the same would otherwise be handed a thousand times a thousand messages.
+    """
+    return zlib.compress(b"".join(len(message).to_bytes(8, "big") + message for message in messages), 1)
+
+
+def split(handed: bytes) -> list[bytes]:
+    """The messages that `joined` has made one."""
+    plain, start = zlib.decompress(handed), 0
+    messages = []
+    while start < len(plain):
+        stop = start + 8 + int.from_bytes(plain[start : start + 8], "big")
+        messages.append(plain[start + 8 : stop])
+        start = stop
+    return messages
 
 
 PATIENCE = 15.0

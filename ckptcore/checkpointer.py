@@ -26,7 +26,7 @@ from ckptcore.formats.foreign import Start
 from ckptcore.geometry import CHUNK_BYTES
 from ckptcore.guarantees import Derived
 from ckptcore.handle import SaveHandle
-from ckptcore.history import read_run
+from ckptcore.history import History, read_run
 from ckptcore.keep import Keep
 from ckptcore.ledger import Decided, manifest_of, metadata_of
 from ckptcore.match import Conversion, Rename, Rules, cast_name
@@ -38,7 +38,7 @@ from ckptcore.records import Level, Manifest, Run
 from ckptcore.resuming import AGREEMENT_TIMEOUT, Request, Resumer
 from ckptcore.saving import Saving, give_up
 from ckptcore.schedule import Every, Optimal
-from ckptcore.session import Session, together, together_telling
+from ckptcore.session import Session, together_telling
 from ckptcore.store import Storage, open_store
 from ckptcore.union import Exchange
 from ckptcore.writer import Identity, Shard
@@ -82,6 +82,7 @@ class Checkpointer:
     `on_preemption`: `"save"` saves at the step all ranks agree on and raises `Preempted`, `"ignore"` does nothing.
     `coordinator_timeout`: seconds to wait for every rank's receipt. `max_staging_bytes`: bound of one snapshot.
     `chunk_bytes`: the most bytes of one chunk; smaller ones suit other meshes better.
+    `fetch_once`: a chunk that several ranks restore whole is read from the store by one of them, and passed on to the others.
     `verify_rate`: bytes a second at which rank 0 reads each commit back in the background, to note whether it is whole.
     `metrics_port`: the port at which rank 0 serves Prometheus metrics.
     `on_event`: called with an `Event` for everything that happens, some of it in background threads.
@@ -105,6 +106,7 @@ class Checkpointer:
         coordinator_timeout: float = 600.0,
         max_staging_bytes: int | None = None,
         chunk_bytes: int = CHUNK_BYTES,
+        fetch_once: bool = False,
         verify_rate: float | None = None,
         metrics_port: int | None = None,
         on_event: Listener | None = None,
@@ -146,10 +148,12 @@ class Checkpointer:
             on_event=self._on_event,
             run_id=run_id,
             local=self._local,
+            fetch_once=fetch_once,
         )
         self._preempted = self._closed = self._remapped = False
         self._untidy = True
         self._session: Session | None = None
+        self._history: History | None = None
         self._phases: dict[str, int] = {}
         self._latest: Decided | None = None
         self._last_step = 0
@@ -313,6 +317,7 @@ class Checkpointer:
             keep=self._keep,
             metrics=told,
             tidy=self._untidy,
+            known=self._history,
             node=None if self._local is None else NodeStore.of(self._local, session.run_id, self._clock),
             clock=self._clock,
             on_event=self._on_event,
@@ -402,7 +407,7 @@ class Checkpointer:
             self._channel, work, lambda found: wants.tell(found.target), timeout=AGREEMENT_TIMEOUT, what=what
         )
         elsewhere = wants.gather(self._channel, beginning.target, told).elsewhere
-        components = together(self._channel, partial(beginning.finish, elsewhere), timeout=AGREEMENT_TIMEOUT, what=what)
+        components = self._resumer.restoring(partial(beginning.finish, elsewhere), what=what)
         self._last_step = beginning.step
         return Restored(beginning.step, components, reason=described(run))
 
@@ -423,6 +428,7 @@ class Checkpointer:
 
     def _begin(self, session: Session, base: Decided | None) -> None:
         self._session, self._latest, self._attempts, self._remapped = session, base, {}, False
+        self._history = History(self._store, session.incarnation.run)
         self._untidy = True  # what the incarnations before have left is not collected yet
         self._last_step = base.generation.step if base else 0
         self._cadence.begin(self._last_step)
@@ -461,6 +467,7 @@ class Checkpointer:
 
     def _next_generation(self, session: Session, step: int) -> GenerationId:
         """The attempt counts calls, which all ranks make alike, whatever becomes of them on each."""
+        self._attempts = {known: count for known, count in self._attempts.items() if known >= self._last_step}
         attempt = self._attempts[step] = self._attempts.get(step, 0) + 1
         return GenerationId(session.incarnation.number, step, attempt)
 

@@ -9,6 +9,9 @@ import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 
+GROWTH = 1.25
+"""How much longer each pause between two polls is than the one before."""
+
 
 class Clock:
     """The machine's clock, and its source of chance. Simulations pass one of their own."""
@@ -37,10 +40,12 @@ class Clock:
         """A span of about `seconds`. It keeps a thousand ranks from coming back at the same moment."""
         return seconds * random.uniform(0.5, 1.5)  # noqa: S311 - no secret
 
-    def polls(self, timeout: float, *, first: float = 0.005, most: float = 0.5) -> Iterator[float]:
+    def polls(self, timeout: float, *, first: float = 0.005, most: float = 5.0) -> Iterator[float]:
         """Yield the seconds left, pausing longer and longer between turns, until `timeout` seconds have passed.
 
-        The first turn comes at once, the last one after the deadline, so that what arrives late is still seen.
+        The first turn comes at once, the last one after the deadline, so that what arrives late is still seen. Pauses begin at
+        `first` and are about a quarter of the time that has passed, up to `most`: so what is waited for is seen late by a quarter
+        at most, and a long wait costs little more than a short one. Each is varied, so that ranks do not ask in step.
         """
         deadline = self.monotonic() + timeout
         pause = first
@@ -49,14 +54,16 @@ class Clock:
             yield max(left, 0.0)
             if left <= 0:
                 return
-            self.sleep(min(pause, left))
-            pause = min(pause * 1.5, most)
+            self.sleep(min(self.varied(pause), left))
+            pause = min(pause * GROWTH, most)
 
-    def polls_anew(self, timeout: float, progress: Callable[[], object]) -> Iterator[float]:
+    def polls_anew(
+        self, timeout: float, progress: Callable[[], object], *, first: float = 0.005, most: float = 5.0
+    ) -> Iterator[float]:
         """As `polls`, and again from the beginning while `progress` says something else each time that `timeout` has passed."""
         before = progress()
         while True:
-            yield from self.polls(timeout)
+            yield from self.polls(timeout, first=first, most=most)
             now = progress()
             if now == before:
                 return

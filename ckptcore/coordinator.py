@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from ckptcore import arrays, ledger, names, orbax_view, phases, records
 from ckptcore.clock import Clock
@@ -18,11 +18,15 @@ from ckptcore.events import Event, Listener, tell
 from ckptcore.ledger import Decided
 from ckptcore.names import GenerationId
 from ckptcore.proof import Evidence, Proven, Refuted, prove, show_ranks
+from ckptcore.records import MAX_RECORD_BYTES
 from ckptcore.store import Store
-from ckptcore.storereads import MAX_UNCERTIFIED_BYTES, THREADS, bounded_bytes, exists, has_size
+from ckptcore.storereads import MAX_UNCERTIFIED_BYTES, bounded_bytes, exists
 from ckptcore.workers import Workers
 
 DECISION_TIMEOUT = 120.0
+LOOK_AROUND = 4
+"""Of so many polls of whoever waits one looks for a newer claim as well, from the second on: each look is a request."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -128,11 +132,10 @@ class Coordinator:
                 " completely is committed by the newer."
             )
 
-    def receipts(self, generation: GenerationId) -> dict[int, bytes]:
-        """The receipts that are there now, by rank."""
-        found = {}
-        for name in self.store.children(names.receipts_prefix(generation)):
-            self._receive(generation, name, found)
+    def receipts(self, generation: GenerationId, known: Mapping[int, bytes] | None = None) -> dict[int, bytes]:
+        """The receipts that are there now, by rank. Those that are `known` are not read again."""
+        found = dict(known or {})
+        self._receive(generation, found)
         return found
 
     def publish_derived(self, proven: Proven) -> list[str]:
@@ -163,13 +166,13 @@ class Coordinator:
         """All receipts, or one that failed among them. A store that is silent for a while is waited out."""
         found: dict[int, bytes] = {}
         failure: StoreUnavailable | None = None
-        for _ in self.clock.polls_anew(timeout, progress):
+        for turn, _ in enumerate(self.clock.polls_anew(timeout, progress)):
             try:
-                for name in self.store.children(names.receipts_prefix(generation)):
-                    self._receive(generation, name, found)
+                self._receive(generation, found)
                 if any(map(records.says_failed, found.values())) or len(found) >= participants:
                     return found
-                self.fence(generation)  # a job that is superseded stops at once, not at its deadline
+                if turn % LOOK_AROUND == 1:
+                    self.fence(generation)  # a job that is superseded stops soon, not at its deadline
                 failure = None
             except StoreUnavailable as error:
                 failure = error
@@ -179,35 +182,46 @@ class Coordinator:
             raise StoreUnavailable(f"{lack}, and at last the store did not answer: {failure}") from failure
         return Refuted(lack, missing)
 
-    def _receive(self, generation: GenerationId, name: str, found: dict[int, bytes]) -> None:
-        rank = names.parse_receipt_key(f"{names.receipts_prefix(generation)}{name}")
-        if rank is not None and rank not in found:
-            data = bounded_bytes(self.store, names.receipt_key(generation, rank))
+    def _receive(self, generation: GenerationId, found: dict[int, bytes]) -> None:
+        """Add the receipts that are there by now. One listing tells which; those that are new are read, several at a time."""
+        prefix = names.receipts_prefix(generation)
+        listed = (names.parse_receipt_key(prefix + name) for name in self.store.children(prefix))
+        new = [rank for rank in listed if rank is not None and rank not in found]
+        self._read({rank: (names.receipt_key(generation, rank), MAX_RECORD_BYTES) for rank in new}, found)
+
+    def _read(self, wanted: Mapping[T, tuple[str, int]], found: dict[T, bytes]) -> dict[T, bytes]:
+        """Add the records at `(key, size)` that are there, by whatever they are wanted for; also when one of them raises."""
+
+        def read(name: T) -> None:
+            data = bounded_bytes(self.store, *wanted[name])
             if data is not None:
-                found[rank] = data
+                found[name] = data
+
+        with Workers(min(self.store.limits.requests, len(wanted)), "proof") as pool:
+            pool.map(read, wanted)
+        return found
 
     def _evidence(self, generation: GenerationId, receipts: Mapping[int, bytes]) -> Evidence:
-        layouts: dict[str, bytes] = {}
-        values: dict[int, bytes] = {}
+        decoded: dict[bytes, records.Receipt] = {}
+        layouts: dict[str, tuple[str, int]] = {}
+        values: dict[int, tuple[str, int]] = {}
         references: dict[str, Decided] = {}
         for rank, data in receipts.items():
             try:
-                receipt = records.decode(data, records.Receipt, key=names.receipt_key(generation, rank))
+                receipt = decoded[data] = records.decode(data, records.Receipt, key=names.receipt_key(generation, rank))
             except DamageError:
                 continue  # `prove` meets the same record and says what is wrong with it
-            if receipt.layout is not None and receipt.layout.digest not in layouts:
-                stored = bounded_bytes(self.store, names.layout_key(generation, receipt.layout.digest), receipt.layout.size)
-                if stored is not None:
-                    layouts[receipt.layout.digest] = stored
+            if receipt.layout is not None:
+                layouts.setdefault(
+                    receipt.layout.digest, (names.layout_key(generation, receipt.layout.digest), receipt.layout.size)
+                )
             if receipt.values is not None:
-                stored = bounded_bytes(self.store, names.values_key(generation, rank), receipt.values.size)
-                if stored is not None:
-                    values[rank] = stored
+                values[rank] = (names.values_key(generation, rank), receipt.values.size)
             for component, source in (receipt.lead.references if receipt.lead else {}).items():
                 decided = ledger.read(self.store, self.run_id, GenerationId.parse(source))
                 if decided is not None and not ledger.is_retired(self.store, decided.generation):
                     references[component] = decided
-        return Evidence(receipts, layouts, values, references)
+        return Evidence(receipts, self._read(layouts, {}), self._read(values, {}), references, decoded)
 
     def _file_problems(self, proven: Proven) -> list[str]:
         """Look at every data file the receipts list: it is there, with its size, and small ones with their digest."""
@@ -216,17 +230,19 @@ class Coordinator:
             if receipt.database is not None:
                 prefix = names.database_prefix(proven.generation, receipt.rank, receipt.database)
                 wanted.extend((prefix + file.path, file.size, file.digest) for file in receipt.files)
-        with Workers(min(THREADS, len(wanted)), "proof") as pool:
+        with Workers(min(self.store.limits.requests, len(wanted)), "proof") as pool:
             return [problem for problem in pool.map(self._file_problem, wanted) if problem]
 
     def _file_problem(self, wanted: tuple[str, int, str | None]) -> str | None:
         key, size, expected = wanted
-        if not has_size(self.store, key, size):
-            found = self.store.size(key)
-            return f"{key} is absent" if found is None else f"{key} has {found} bytes, its receipt says {size}"
-        if expected is not None and digest(bounded_bytes(self.store, key, size) or b"") != expected:
-            return f"{key} differs from its digest"
-        return None
+        if expected is not None and digest(bounded_bytes(self.store, key, size) or b"") == expected:
+            return None
+        found = self.store.size(key, guess=size)
+        if found is None:
+            return f"{key} is absent"
+        if found != size:
+            return f"{key} has {found} bytes, its receipt says {size}"
+        return None if expected is None else f"{key} differs from its digest"
 
     def _timed(self, phase: str, started: float) -> float:
         """Note how long a phase took; returns it in seconds."""

@@ -23,6 +23,8 @@ import tensorstore as ts
 from ckptcore import posix
 from ckptcore.clock import Clock
 from ckptcore.errors import CallError, InvalidRecord, StoreUnavailable, UnsafeStore
+from ckptcore.limits import Limits
+from ckptcore.limits import limits as default_limits
 from ckptcore.names import check_key
 from ckptcore.retry import retry
 from ckptcore.storekeys import MAX_FOUND_BYTES, check_range, directory_key, is_key
@@ -51,10 +53,12 @@ class FileStore:
         dir_mode: int | None = None,
         timeout: float = 60.0,
         context: ts.Context | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self.root = os.path.abspath(root)
         self.url = "file://" + urllib.parse.quote(os.fsencode(self.root))
         self.context = context or ts.Context()
+        self.limits = limits or default_limits()
         self._single_writer = single_writer
         self._file_mode = file_mode
         self._dir_mode = dir_mode
@@ -75,7 +79,7 @@ class FileStore:
         path = self._path(key)
         return self._retry(f"get {key}", lambda: posix.read(path, first, last))
 
-    def size(self, key: str) -> int | None:
+    def size(self, key: str, guess: int | None = None) -> int | None:  # noqa: ARG002 - a file system tells
         """See `Store.size`."""
         path = self._path(key)
         return self._retry(f"size of {key}", lambda: posix.size(path))
@@ -88,7 +92,8 @@ class FileStore:
             check_key(prefix.removesuffix("/"))
         top = self._directory(directory)
         paths = self._retry(f"list {prefix or 'all keys'}", lambda: list(posix.walk(top)))
-        keys = (path[len(self.root) + 1 :] for path, is_directory in paths if not is_directory)
+        begin = len(self.root) + 1
+        keys = [path[begin:] for path, is_directory in paths if not is_directory]
         return (key for key in keys if key.startswith(prefix) and is_key(key))
 
     def children(self, prefix: str) -> list[str]:

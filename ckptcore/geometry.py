@@ -18,6 +18,7 @@ from functools import cached_property
 from heapq import heapify, heapreplace
 from itertools import islice, pairwise
 from operator import ge, le
+from typing import NamedTuple
 
 from ckptcore.errors import CallError
 
@@ -180,6 +181,19 @@ def choose_grid(
     return irregular if regular is None or irregular.largest < regular.largest else regular
 
 
+def in_grid_order(cells: int, parts: Iterable[Sequence[tuple[int, str]]]) -> list[str] | None:
+    """The digest of each of `cells` chunks, in their order; None unless `parts`, of all ranks, have each exactly once."""
+    found = [""] * cells
+    count = 0
+    for part in parts:
+        count += len(part)
+        for index, digest in part:
+            if not 0 <= index < cells or found[index]:
+                return None
+            found[index] = digest
+    return found if count == cells else None
+
+
 def tiling_problems(cells: int, owners: Mapping[int, Sequence[int]]) -> list[str]:
     """What keeps the written chunks from tiling an array of `cells` chunks; empty when they do.
 
@@ -201,8 +215,7 @@ def tiling_problems(cells: int, owners: Mapping[int, Sequence[int]]) -> list[str
     return problems
 
 
-@dataclass(frozen=True)
-class Claimable:
+class Claimable(NamedTuple):
     """A chunk that has to be written once: `nbytes` bytes of array `name`, held by the sorted ranks `holders`."""
 
     name: str
@@ -211,15 +224,16 @@ class Claimable:
     holders: tuple[int, ...]
 
 
-def assign(cells: Sequence[Claimable]) -> dict[tuple[str, int], int]:
+def assign(cells: Sequence[Claimable], given: Mapping[int, int] | None = None) -> dict[tuple[str, int], int]:
     """Choose the rank that writes each chunk: `(name, cell)` → rank (spec: arrays, "owner").
 
     A chunk with one holder goes to it. Then, the largest first, each goes to its holder with
     the fewest bytes so far, the lowest rank among equals. Chunks held by the same ranks thus
-    differ in load by at most the largest of them. Raises `CallError` for a chunk without a holder.
+    differ in load by at most the largest of them. `given` are the bytes of chunks with one holder that are not
+    among `cells`, by rank. Raises `CallError` for a chunk without a holder.
     """
     chosen: dict[tuple[str, int], int] = {}
-    loads: dict[int, int] = {}
+    loads = dict(given or {})
     shared: list[Claimable] = []
     for claim in cells:
         if len(claim.holders) == 1:

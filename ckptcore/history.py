@@ -50,6 +50,10 @@ class History:
     unreadable: dict[GenerationId, DamageError] = field(default_factory=dict)
     """Ledger records that could not be understood."""
     _decided: dict[GenerationId, Decided] = field(default_factory=dict)
+    _notes: dict[str, records.Note] = field(default_factory=dict)
+    """Notes that were read, by key."""
+    _keys: dict[str, ledger.Entry | None] = field(default_factory=dict)
+    """Keys of the ledger that were listed, and what they say."""
 
     @classmethod
     def load(cls, store: Store) -> History:
@@ -59,20 +63,26 @@ class History:
         return history
 
     def refresh(self) -> None:
-        """List incarnations, ledger and notes again."""
-        for name in self.store.children(names.INCARNATIONS):
-            parsed = names.parse_incarnation_key(f"{names.INCARNATIONS}{name}/claim.json")
-            if parsed is not None:
-                self._find_base(parsed[0], saved=False)
+        """List incarnations, ledger and notes again: three listings, and of records only those are read that are new."""
+        self._forget()
+        parsed = [found for key in self.store.list(names.INCARNATIONS) if (found := names.parse_incarnation_key(key))]
+        claimed = {number for number, what in parsed if what == "claim"}
+        for number in sorted({number for number, _ in parsed}):
+            self._find_base(number, saved=False, claimed=number in claimed)
         listed: dict[GenerationId, bool] = {}
-        for generation, retired in ledger.entries(self.store):
+        for generation, retired in ledger.entries(self.store, self._keys):
             listed[generation] = retired or listed.get(generation, False)
         self.generations = listed
         self.find_bases()  # once more: an incarnation may have claimed, begun and saved since the first listing
         # What is retired stays retired: its notes, of which there are ever more, matter to nobody.
         spared = self.newest_base()
         retired = [generation for generation, gone in listed.items() if gone and generation != spared]
-        self.notes = notes.read_all(self.store, self.run.run_id, but=retired)
+        self.notes = notes.read_all(self.store, self.run.run_id, but=retired, known=self._notes)
+
+    def _forget(self) -> None:
+        """Let go of what had been retired when the ledger was last listed: a job keeps its history for as long as it runs."""
+        for generation in [generation for generation in self._decided if self.generations.get(generation)]:
+            del self._decided[generation]
 
     def find_bases(self) -> None:
         """Look for the base of every incarnation that has saves."""
@@ -220,11 +230,14 @@ class History:
         base = self.bases.get(number)
         return GenerationId.parse(base.generation) if base and base.generation else None
 
-    def _find_base(self, number: int, *, saved: bool) -> None:
-        """Look for the base of an incarnation. One that has `saved` had a base before, and a claim before that."""
+    def _find_base(self, number: int, *, saved: bool, claimed: bool = False) -> None:
+        """Look for the base of an incarnation. One that has `saved` had a base before, and a claim before that.
+
+        `claimed`: a listing has the claim. One that it lacks may be there all the same.
+        """
         if self.bases.get(number) is not None:
             return
-        claimed = exists(self.store, names.claim_key(number))
+        claimed = claimed or exists(self.store, names.claim_key(number))
         if not claimed and not saved:
             return  # a killed process left the folder
         try:

@@ -112,8 +112,9 @@ class Opening:
         choose: Callable[[History], GenerationId] | None = None,
         check: Callable[[Decided], None],
         guarantee: Callable[[Decided], Level | None],
+        known: History | None = None,
     ) -> Incarnation:
-        """Claim, settle, choose the base and record it.
+        """Claim, settle, choose the base and record it. `known`: the run's history as it was read before, if it was.
 
         `choose` picks the base by hand (a rollback); otherwise it is the head, falling back past
         what `check` refuses with a `DamageError`. `guarantee` says what a restore can keep, None if nobody knows.
@@ -127,10 +128,11 @@ class Opening:
                 raise Retired(f"generation {decided.generation} was retired while it was being chosen")
             check(decided)
 
+        history = known or History(self.store, run)
         while True:
             claim = self.claim(run)
             settled = self.settle(run, claim)
-            history = History.load(self.store)
+            history.refresh()
             try:
                 choice = self._choose(history, choose(history) if choose else None, check_spared)
             except DamageError:

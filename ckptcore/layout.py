@@ -11,6 +11,7 @@ talking to another. Invariants of a plan:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -154,13 +155,39 @@ def grid_of(leaf: records.ArrayLeaf) -> Grid:
     raise CallError(f"leaf {leaf.name!r} is an alias: its chunks are those of {leaf.alias!r}")
 
 
+@dataclass(frozen=True)
+class _Held:
+    """Who holds the cells of an array: those with one holder by rank, their bytes by rank, and the others to be shared out."""
+
+    single: Mapping[int, tuple[int, ...]]
+    loads: Mapping[int, int]
+    shared: Sequence[tuple[int, int, tuple[int, ...]]]
+    """`(cell, bytes, holders)`."""
+
+
+class Distinct:
+    """Numbers the different maps of shards of arrays. Backends give arrays that are cut alike one map, so few are compared."""
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[tuple[Box, tuple[int, ...]], ...], int] = {}
+        self._seen: dict[int, tuple[Mapping[Box, tuple[int, ...]], int]] = {}
+
+    def number(self, shards: Mapping[Box, tuple[int, ...]]) -> int:
+        """The number of a map: equal maps, whose boxes come in the same order, have the same."""
+        known = self._seen.get(id(shards))
+        if known is None:  # it is kept, so that no other gets the same `id`
+            known = self._seen[id(shards)] = shards, self.found.setdefault(tuple(shards.items()), len(self.found))
+        return known[1]
+
+
 class _Cutter:
     """Grids and holders of arrays. Models have many arrays but few shapes and shardings: each is cut once."""
 
     def __init__(self, chunk_bytes: int) -> None:
         self._chunk_bytes = chunk_bytes
+        self._shardings = Distinct()
         self._grids: dict[tuple[object, ...], Grid] = {}
-        self._held: dict[tuple[object, ...], list[tuple[int, int, tuple[int, ...]]]] = {}
+        self._held: dict[tuple[object, ...], _Held] = {}
 
     def grid(self, array: ArrayFacts, *, per_rank: bool) -> Grid:
         """The chunk grid of an array. Raises `UnsupportedLeaf` unless its shards fit its component's scope."""
@@ -170,39 +197,50 @@ class _Cutter:
                 if per_rank
                 else f"{_show(array)}: no rank is known to hold a shard of it"
             )
-        key = _sharding_key(array)
+        key = self.key(array)
         if key not in self._grids:
             self._grids[key] = _grid(array, self._chunk_bytes)
         return self._grids[key]
 
-    def claims(self, array: ArrayFacts) -> list[Claimable]:
-        key = _sharding_key(array)
+    def held(self, array: ArrayFacts) -> _Held:
+        """Who holds the cells of an array that has a grid."""
+        key = self.key(array)
         if key not in self._held:
             self._held[key] = _held(array, self._grids[key])
-        return [Claimable(array.name, cell, nbytes, holders) for cell, nbytes, holders in self._held[key]]
+        return self._held[key]
 
-
-def _sharding_key(array: ArrayFacts) -> tuple[object, ...]:
-    return array.shape, array.itemsize, tuple(array.shards.items())
+    def key(self, array: ArrayFacts) -> tuple[object, ...]:
+        """Equal for arrays that are cut and held alike."""
+        return array.shape, array.itemsize, self._shardings.number(array.shards)
 
 
 def _own_shared(arrays: Sequence[ArrayFacts], cut: _Cutter, rank: int) -> dict[str, tuple[int, ...]]:
-    """What `rank` writes of global arrays."""
+    """What `rank` writes of global arrays. Only what several ranks hold has to be looked at array by array and cell by cell."""
     claims: list[Claimable] = []
+    alike: Counter[tuple[object, ...]] = Counter()
+    held: dict[tuple[object, ...], _Held] = {}
     own: dict[str, list[int]] = {}
     for array in arrays:
         if 0 not in array.shape:
-            claims.extend(cut.claims(array))
+            key = cut.key(array)
+            found = held[key] = cut.held(array)
+            alike[key] += 1
+            if rank in found.single:
+                own[array.name] = list(found.single[rank])
+            claims.extend(Claimable(array.name, cell, nbytes, holders) for cell, nbytes, holders in found.shared)
         elif rank == min((holder for holders in array.shards.values() for holder in holders), default=None):
             own[array.name] = []
-    for (name, cell), owner in geometry.assign(claims).items():
+    given: Counter[int] = Counter()
+    for key, number in alike.items():
+        given.update({holder: number * nbytes for holder, nbytes in held[key].loads.items()})
+    for (name, cell), owner in geometry.assign(claims, given).items():
         if owner == rank:
             own.setdefault(name, []).append(cell)
     return {name: tuple(sorted(cells)) for name, cells in own.items()}
 
 
-def _held(array: ArrayFacts, grid: Grid) -> list[tuple[int, int, tuple[int, ...]]]:
-    """`(cell, bytes, ranks that hold it)` of every cell. Raises `UnsupportedLeaf` if there is a gap."""
+def _held(array: ArrayFacts, grid: Grid) -> _Held:
+    """Who holds every cell. Raises `UnsupportedLeaf` if there is a gap."""
     held: dict[int, tuple[int, ...]] = {}
     for box, holders in array.shards.items():
         for cell in grid.overlapping(box):
@@ -213,7 +251,17 @@ def _held(array: ArrayFacts, grid: Grid) -> list[tuple[int, int, tuple[int, ...]
             f"{_show(array)}: its shards do not cover its shape {array.shape}, so no rank could write the rest. "
             "Save it from ranks that hold the whole array between them."
         )
-    return [(cell, grid.cell(cell).size * array.itemsize, holders) for cell, holders in held.items()]
+    single: dict[int, list[int]] = {}
+    loads: Counter[int] = Counter()
+    shared = []
+    for cell, holders in held.items():
+        nbytes = grid.cell(cell).size * array.itemsize
+        if len(holders) == 1:
+            single.setdefault(holders[0], []).append(cell)
+            loads[holders[0]] += nbytes
+        else:
+            shared.append((cell, nbytes, holders))
+    return _Held({rank: tuple(cells) for rank, cells in single.items()}, loads, shared)
 
 
 def _grid(array: ArrayFacts, chunk_bytes: int) -> Grid:

@@ -59,12 +59,22 @@ def commit(store: Store, run_id: str, generation: GenerationId) -> Decided:
     return decided
 
 
-def entries(store: Store) -> Iterator[tuple[GenerationId, bool]]:
-    """Every `(generation, is the retired record)` of the ledger; foreign files are passed over."""
+Entry = tuple[GenerationId, bool]
+"""A generation, and whether the record is that it is retired."""
+
+
+def entries(store: Store, known: dict[str, Entry | None] | None = None) -> Iterator[Entry]:
+    """Every entry of the ledger; foreign files are passed over.
+
+    `known` keeps what each key says: a job lists its ledger at every save, and most of it is as it was.
+    """
+    parsed = {} if known is None else known
     for key in store.list(names.LEDGER):
-        parsed = names.parse_ledger_key(key)
-        if parsed is not None:
-            yield parsed
+        if key not in parsed:
+            parsed[key] = names.parse_ledger_key(key)
+        entry = parsed[key]
+        if entry is not None:
+            yield entry
 
 
 def decide(store: Store, record: records.Decision, *, clock: Clock, timeout: float) -> Decided:

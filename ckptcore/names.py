@@ -25,10 +25,11 @@ NOTES = "notes/"
 RANK_STATE = "rank_state"
 
 _GENERATION = re.compile(r"([0-9]{6})-([0-9]{12})-([1-9][0-9]{0,5})")
-_SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
+_KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}(?:/[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199})*")
 _COMPONENT = re.compile(r"[A-Za-z_][A-Za-z0-9_\-]{0,63}")
 _CLAIM = re.compile(r"incarnations/([0-9]{6})/(claim|base)\.json")
-_LEDGER = re.compile(r"ledger/([0-9]{6}-[0-9]{12}-[1-9][0-9]{0,5})(\.retired)?\.json")
+_SPECIAL = re.compile(r"[%/\\\x00-\x1f\x7f]")
+_LEDGER = re.compile(r"ledger/([0-9]{6})-([0-9]{12})-([1-9][0-9]{0,5})(\.retired)?\.json")
 
 PathElement = tuple[Literal["key", "index", "attr"], str | int]
 """`("key", str | int)`, `("index", int)` or `("attr", str)`."""
@@ -97,7 +98,7 @@ def named_generation(named: Any) -> GenerationId:
 
 def check_key(key: str) -> str:
     """Return `key` if every segment is safe. Raises `InvalidRecord` otherwise."""
-    if len(key) > 900 or not all(_SEGMENT.fullmatch(segment) for segment in key.split("/")):
+    if len(key) > 900 or not _KEY.fullmatch(key):
         raise InvalidRecord(f"key {key[:120]!r} is not a relative path of plain segments")
     return key
 
@@ -141,7 +142,9 @@ def on_nodes_key(generation: GenerationId) -> str:
 def parse_ledger_key(key: str) -> tuple[GenerationId, bool] | None:
     """`(generation, is the retired record)`, or None for any other key."""
     match = _LEDGER.fullmatch(key)
-    return (GenerationId.parse(match[1]), match[2] is not None) if match and not match[1].startswith("000000") else None
+    if match is None or match[1] == "000000":
+        return None
+    return GenerationId(int(match[1]), int(match[2]), int(match[3])), match[4] is not None
 
 
 def generation_prefix(generation: GenerationId) -> str:
@@ -213,7 +216,9 @@ def array_name(component: str, path: Path) -> str:
 
     `%`, `/`, `\` and control characters are percent-encoded, so that a name is one segment.
     """
-    return ".".join([component, *(_escape(str(value)) for _, value in path)])
+    if not path:
+        return component
+    return f"{component}.{_SPECIAL.sub(_escaped, '.'.join([str(value) for _, value in path]))}"
 
 
 def rank_array_name(rank: int, name: str) -> str:
@@ -229,5 +234,5 @@ def show_path(component: str, path: Path) -> str:
     return "".join(parts)
 
 
-def _escape(text: str) -> str:
-    return re.sub(r"[%/\\\x00-\x1f\x7f]", lambda match: f"%{ord(match[0]):02X}", text)
+def _escaped(match: re.Match[str]) -> str:
+    return f"%{ord(match[0]):02X}"

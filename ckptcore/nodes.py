@@ -183,7 +183,7 @@ class Nearby:
 
     def __init__(self, store: Store, node: Store, held: Sequence[Held]) -> None:
         self._store, self._node, self._held = store, node, [each for each in held if each.receipt.files]
-        self.url, self.driver, self.context = store.url, store.driver, store.context
+        self.url, self.driver, self.context, self.limits = store.url, store.driver, store.context, store.limits
         self.put_if_absent, self.get, self.size = store.put_if_absent, store.get, store.size
         self.list, self.children, self.sync = store.list, store.children, store.sync
         self.delete, self.delete_prefix = store.delete, store.delete_prefix

@@ -23,6 +23,8 @@ from ckptcore.storereads import record_bytes
 _ONCE = {"quarantine"}
 _TAG = re.compile(r"[A-Za-z0-9_.\-]{1,100}")
 _METRIC = re.compile("[^\ud800-\udfff]{1,200}", re.DOTALL)
+_NEVER = "0001-01-01T00:00:00Z"
+"""When a note was made that cannot be read."""
 _CAUTIOUS = re.compile("quarantine|damaged|pin")
 
 
@@ -121,15 +123,26 @@ def _tags(tags: Sequence[str]) -> list[str]:
 
 def read(store: Store, run_id: str, generation: GenerationId) -> list[Note]:
     """All notes on a generation, oldest first."""
-    return sorted(_load(store, run_id, store.list(names.notes_prefix(generation))), key=lambda note: note.created)
+    found = _load(store, run_id, store.list(names.notes_prefix(generation)))
+    return sorted(found.values(), key=lambda note: note.created)
 
 
-def read_all(store: Store, run_id: str, *, but: Collection[GenerationId] = ()) -> dict[GenerationId, list[Note]]:
-    """The notes of the run by generation, oldest first: one listing. Those on generations in `but` are not read."""
+def read_all(
+    store: Store, run_id: str, *, but: Collection[GenerationId] = (), known: dict[str, Note] | None = None
+) -> dict[GenerationId, list[Note]]:
+    """The notes of the run by generation, oldest first: one listing. Those on generations in `but` are not read.
+
+    `known`: notes by key that were read before, which never change; brought up to date.
+    """
     left_out = {str(generation) for generation in but}
-    keys = (key for key in store.list(names.NOTES) if key.split("/")[1] not in left_out)
+    keys = [key for key in store.list(names.NOTES) if key.split("/")[1] not in left_out]
+    before = {} if known is None else known
+    found = _load(store, run_id, (key for key in keys if key not in before)) | {key: before[key] for key in keys if key in before}
+    if known is not None:
+        known.clear()
+        known.update({key: note for key, note in found.items() if note.created != _NEVER})
     result: dict[GenerationId, list[Note]] = {}
-    for note in sorted(_load(store, run_id, keys), key=lambda note: note.created):
+    for note in sorted(found.values(), key=lambda note: note.created):
         result.setdefault(GenerationId.parse(note.generation), []).append(note)
     return result
 
@@ -157,8 +170,9 @@ def has(notes: Sequence[Note], kind: str) -> bool:
     return any(note.kind == kind for note in notes)
 
 
-def _load(store: Store, run_id: str, keys: Iterable[str]) -> list[Note]:
-    found = []
+def _load(store: Store, run_id: str, keys: Iterable[str]) -> dict[str, Note]:
+    """Notes by key."""
+    found: dict[str, Note] = {}
     for key in keys:
         try:
             data = record_bytes(store, key) if key.endswith(".json") else None
@@ -170,7 +184,7 @@ def _load(store: Store, run_id: str, keys: Iterable[str]) -> list[Note]:
             log.warning("an unreadable note is passed over: %s", error)
             note = _stand_in(key, run_id)
         if note is not None:
-            found.append(note)
+            found[key] = note
     return found
 
 
@@ -180,4 +194,4 @@ def _stand_in(key: str, run_id: str) -> Note | None:
     kind = _CAUTIOUS.match("/".join(name))
     if kind is None or names.parse_ledger_key(f"{names.LEDGER}{generation}.json") is None:
         return None
-    return Note(run_id=run_id, generation=generation, kind=kind[0], created="0001-01-01T00:00:00Z", text="the note is unreadable")  # pyright: ignore[reportArgumentType]
+    return Note(run_id=run_id, generation=generation, kind=kind[0], created=_NEVER, text="the note is unreadable")  # pyright: ignore[reportArgumentType]

@@ -1,8 +1,10 @@
 """A store in S3, GCS or memory, through TensorStore's key-value stores (spec: what a store must offer).
 
-Put-if-absent is a conditional write on the generation of the missing key. Its answer is
-not trusted on its own: a request may be applied and its response lost, so that the
-driver's own retry meets our object. Whatever the answer, what is stored decides.
+Put-if-absent is a conditional write on the generation of the missing key. Only a plain success is
+trusted on its own: a request may be applied and its response lost, so that the driver's own
+retry meets our object. Whatever else the answer, what is stored decides.
+
+Requests are what an object store is slow at, and what it bills: each method says how many it makes.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ import tensorstore as ts
 
 from ckptcore.clock import Clock
 from ckptcore.errors import CallError, StoreError, StoreFull, StoreUnavailable, UnsafeStore
+from ckptcore.limits import Limits
+from ckptcore.limits import limits as default_limits
 from ckptcore.names import check_key
 from ckptcore.retry import retry
 from ckptcore.storekeys import check_range, directory_key, is_key
@@ -25,7 +29,11 @@ Result = TypeVar("Result")
 SMALL = 64 << 10
 """Bytes that are read sooner than their number is searched for: each question costs a request."""
 
+FAR = 1 << 60
+"""A byte that no value has: the refusal of S3 to read it says how many there are."""
+
 _STATUS = re.compile(r"([A-Z_]+): ")
+_SIZE = re.compile(r"(?:total size |value of size |<ActualObjectSize>)(\d+)")
 _FULL = re.compile(r"StorageFull|QuotaExceeded|no space|disk full|HTTP.{0,20}507", re.IGNORECASE)
 _REFUSED = frozenset({"PERMISSION_DENIED", "UNAUTHENTICATED", "INVALID_ARGUMENT", "NOT_FOUND", "UNIMPLEMENTED"})
 
@@ -34,14 +42,27 @@ class ObjectStore:
     """The store below a prefix of a bucket, or of a TensorStore memory store."""
 
     def __init__(
-        self, url: str, driver: str, spec: dict[str, Any], *, context: ts.Context, timeout: float, clock: Clock | None = None
+        self,
+        url: str,
+        driver: str,
+        spec: dict[str, Any],
+        *,
+        context: ts.Context,
+        timeout: float,
+        clock: Clock | None = None,
+        limits: Limits | None = None,
+        single_writer: bool = False,
     ) -> None:
         self.url = url
         self.driver = driver
         self.context = context
+        self.limits = limits or default_limits()
         self._spec = spec
         self._timeout = timeout
         self._clock = clock or Clock()
+        self._single_writer = single_writer
+        self._absent: bytes | None = None
+        """The generation of a missing key, which is one for all of them; None until one was met."""
         self._root = self._open()
 
     def _open(self) -> ts.KvStore:
@@ -55,9 +76,10 @@ class ObjectStore:
         return f"ObjectStore({self.url!r})"
 
     def put_if_absent(self, key: str, data: bytes) -> bytes:
-        """See `Store.put_if_absent`."""
+        """See `Store.put_if_absent`. One request where the key is absent, two where it is not; one more for the first of all."""
         check_key(key)
-        return self._retry(f"put {key}", lambda: self._put(key, bytes(data)))
+        attempts = itertools.count()
+        return self._retry(f"put {key}", lambda: self._put(key, bytes(data), look=next(attempts) > 0))
 
     def get(self, key: str, start: int | None = None, stop: int | None = None) -> bytes | None:
         """See `Store.get`."""
@@ -69,8 +91,35 @@ class ObjectStore:
             return None if self.size(key) is None else b""
         return self._retry(f"get {key}", lambda: self._range(key, first, last))
 
-    def size(self, key: str) -> int | None:
-        """As `Store.size`. No driver tells a size: a small value is read, of a large one single bytes show where it ends."""
+    def size(self, key: str, guess: int | None = None) -> int | None:
+        """See `Store.size`. One request for a small value, or a right guess; otherwise mostly three.
+
+        No driver tells a size, but the error about a range that the end of the value lies in says where that is. Where it
+        does not say so, a search for the end does (spec: S-10).
+        """
+        check_key(key)
+        first = (0, SMALL) if guess is None else (max(guess - 1, 0), guess + 1)
+        told = self._ask_size(key, *first)
+        if told is not _UNTOLD:
+            return told
+        far = self._ask_size(key, FAR, FAR + 1)  # what this answer says is not taken on its own
+        if far is not None and far >= 0 and self._ask_size(key, max(far - 1, 0), far + 1) == far:
+            return far
+        return self._search_size(key)
+
+    def _ask_size(self, key: str, start: int, stop: int) -> int | None:
+        """The size of a value, if reading a range of it tells; `_UNTOLD` where that lies inside, or the error says nothing."""
+
+        def ask() -> int | None:
+            try:
+                return None if self._value(self._root.read(key, byte_range=slice(start, stop))) is None else _UNTOLD
+            except _OutOfRange as error:
+                return error.size
+
+        return self._retry(f"size of {key}", ask)
+
+    def _search_size(self, key: str) -> int | None:
+        """A small value is read, of a large one single bytes show where it ends."""
         head = self.get(key, 0, SMALL)
         if head is None or len(head) < SMALL:
             return None if head is None else len(head)
@@ -119,15 +168,16 @@ class ObjectStore:
         """See `Store.kvstore`."""
         return {**self._spec, "path": self._spec["path"] + _directory(prefix)}
 
-    def _put(self, key: str, data: bytes) -> bytes:
-        """One attempt, which may be repeated whatever came of it."""
-        before = self._result(self._root.read(key))
-        if before.state == "value":
-            return bytes(before.value)
-        # The generation of the missing key is the precondition; an empty one would make the write unconditional.
-        if not before.stamp.generation:
-            raise UnsafeStore(f"{self.url} gives no generation for the missing {key}: its writes cannot be made conditional")
-        self._result(self._root.write(key, data, if_equal=before.stamp.generation))
+    def _put(self, key: str, data: bytes, *, look: bool) -> bytes:
+        """One attempt, which may be repeated whatever came of it. `look`: read first, since an earlier one may have been done."""
+        absent = self._absent
+        if look or absent is None:
+            before = self._result(self._root.read(key))
+            if before.state == "value":
+                return bytes(before.value)
+            absent = self._missing(key, before)
+        if self._written(key, data, absent):
+            return data
         stored = self._value(self._root.read(key))
         if stored is None:
             raise StoreUnavailable(
@@ -135,11 +185,36 @@ class ObjectStore:
             )
         return stored
 
+    def _written(self, key: str, data: bytes, absent: bytes) -> bool:
+        """Whether this very request has made the object. The generation of the missing key is the precondition.
+
+        Raises what the store says, unless it refuses a write, or has no room for it, where nothing would have been written.
+        """
+        try:
+            return bool(self._result(self._root.write(key, data, if_equal=absent)).generation)
+        except StoreUnavailable:
+            raise
+        except StoreError:
+            if self._value(self._root.read(key)) is None:
+                raise
+            return False
+
+    def _missing(self, key: str, before: ts.KvStore.ReadResult) -> bytes:
+        """The generation of a missing key. A store that need not heed it is asked about each key all the same (spec: S-20)."""
+        absent = before.stamp.generation
+        if not absent:  # the write would be unconditional
+            raise UnsafeStore(f"{self.url} gives no generation for the missing {key}: its writes cannot be made conditional")
+        if not self._single_writer:
+            self._absent = absent
+        return absent
+
     def _range(self, key: str, start: int, stop: int | None) -> bytes | None:
         """A clipped range; the drivers refuse one that reaches beyond the end."""
         try:
             return self._value(self._root.read(key, byte_range=slice(start, stop)))
         except _OutOfRange:
+            if start < 0:
+                return self._value(self._root.read(key))
             if stop is not None and stop - start > 1:
                 return self._range(key, start, None)
             return b""
@@ -164,8 +239,14 @@ class ObjectStore:
             raise type(error)(f"{what} in {self.url}: {error}") from error
 
 
+_UNTOLD = -1
+"""In the place of a size that an answer does not tell."""
+
+
 class _OutOfRange(StoreError):
-    """A byte range that is not wholly inside the value."""
+    """A byte range that is not wholly inside the value; `size` is that of the value if the driver says so, else `_UNTOLD`."""
+
+    size = _UNTOLD
 
 
 def answer(future: ts.Future[Result], timeout: float) -> Result:
@@ -184,12 +265,19 @@ def translate(error: Exception) -> StoreError:
     status = _STATUS.match(text)
     code = status[1] if status else ""
     if code == "OUT_OF_RANGE":
-        return _OutOfRange(text)
+        return _out_of_range(str(error))
     if _FULL.search(text):
         return StoreFull(f"{text}. Make room, then save again; what was committed is untouched")
     if code in _REFUSED or isinstance(error, NotImplementedError):
         return StoreError(f"{text}. Check the bucket's name, the region, the credentials and their permissions")
     return StoreUnavailable(text)
+
+
+def _out_of_range(text: str) -> _OutOfRange:
+    error, told = _OutOfRange(text[:500]), _SIZE.search(text)
+    if told:
+        error.size = int(told[1])
+    return error
 
 
 def _directory(prefix: str) -> str:

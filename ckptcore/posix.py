@@ -142,8 +142,9 @@ def walk(top: str) -> Iterator[tuple[str, bool]]:
         yield path, is_directory
         if is_directory:
             # A directory sorts as its name and a slash, as the keys below it do.
-            entries = sorted(scan(path), key=lambda entry: entry[0] + "/" * entry[1], reverse=True)
-            stack.extend((os.path.join(path, name), is_dir) for name, is_dir in entries)
+            entries = sorted([(name + "/" if is_dir else name, is_dir) for name, is_dir in scan(path)], reverse=True)
+            prefix = os.path.join(path, "")
+            stack.extend([(prefix + name.removesuffix("/"), is_dir) for name, is_dir in entries])
 
 
 def unlink(path: str) -> bool:

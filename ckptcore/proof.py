@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 import msgspec
 
@@ -17,14 +17,17 @@ from ckptcore import guarantees, names, records
 from ckptcore.arrays import StoredArray
 from ckptcore.digests import component_digest, digest, leaf_digest, topology_digest, value_digest
 from ckptcore.errors import DamageError, UnsupportedFormat
-from ckptcore.geometry import tiling_problems
+from ckptcore.geometry import in_grid_order, tiling_problems
 from ckptcore.layout import ComponentFacts, grid_of
+from ckptcore.leafunion import Leaf, LeafUnion, show_ranks, unite
 from ckptcore.ledger import Decided
 from ckptcore.names import GenerationId
 from ckptcore.records import ArrayLeaf, Committed, Descriptor, IndexedLeaf, Layout, Receipt
 
 MAX_PROBLEMS = 12
 T = TypeVar("T")
+_Chunks = Sequence[tuple[int, str]]
+"""`(chunk, digest)` of what one rank wrote of one array."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,8 @@ class Evidence:
     layouts: Mapping[str, bytes]
     values: Mapping[int, bytes]
     references: Mapping[str, Decided]
+    decoded: Mapping[bytes, Receipt] = field(default_factory=dict)
+    """What some receipts say, by their bytes: whoever has decoded them to find the rest hands that over."""
 
 
 @dataclass(frozen=True)
@@ -59,21 +64,12 @@ class Proven:
     """Every stored array, by stored name."""
     layouts: Sequence[Layout]
     receipts: Sequence[Receipt]
-    """In rank order."""
+    """In rank order, without the digests of chunks: the indexes have them, and they take more memory than all the rest."""
 
     @property
     def generation(self) -> GenerationId:
         """The generation that is proven."""
         return GenerationId.parse(self.manifest.generation)
-
-
-@dataclass
-class _Leaf:
-    """One leaf of the union of all layouts, and what the receipts say of it. `ranks` have it in their layout."""
-
-    component: str
-    record: ArrayLeaf | records.ValueLeaf
-    ranks: list[int]
 
 
 class _Problems(Exception):
@@ -86,7 +82,7 @@ def prove(run_id: str, generation: GenerationId, evidence: Evidence) -> Proven |
     for rank, data in sorted(evidence.receipts.items()):
         key = names.receipt_key(generation, rank)
         try:
-            decoded[rank] = records.decode(data, Receipt, key=key)
+            decoded[rank] = evidence.decoded.get(data) or records.decode(data, Receipt, key=key)
             records.expect(key, run_id=(decoded[rank].run_id, run_id), rank=(decoded[rank].rank, rank))
         except UnsupportedFormat:
             raise
@@ -107,13 +103,6 @@ def prove(run_id: str, generation: GenerationId, evidence: Evidence) -> Proven |
         return Refuted(str(problems))
 
 
-def show_ranks(ranks: Sequence[int]) -> str:
-    """`rank 7`, `ranks 0, 3, 4`, `ranks 0, 1, 2, … (1021 in all)`."""
-    shown = ", ".join(str(rank) for rank in ranks[:8])
-    more = f", … ({len(ranks)} in all)" if len(ranks) > 8 else ""
-    return f"rank{'s' if len(ranks) != 1 else ''} {shown}{more}"
-
-
 class _Prover:
     """The steps of the proof over the receipts of all participants, in rank order."""
 
@@ -124,8 +113,8 @@ class _Prover:
         self.lead = receipts[0].lead
         self.problems: list[str] = []
         self.layouts: dict[str, Layout] = {}
-        self.leaves: dict[str, _Leaf] = {}
-        self.components: dict[str, ComponentFacts] = {}
+        self.described: dict[str, Descriptor] = {}
+        self.union = LeafUnion()
 
     def proven(self) -> Proven:
         """Run every check; raise `_Problems` with all that was found, else derive the commit."""
@@ -133,7 +122,8 @@ class _Prover:
         self._raise()
         self._load_layouts()
         self._raise()
-        self._unite()
+        self.union = unite(self.layouts, [_present(receipt.layout).digest for receipt in self.receipts])
+        self.problems.extend(self.union.problems)
         self._raise()
         indexed, arrays = self._index()
         self._check_shared()
@@ -152,10 +142,10 @@ class _Prover:
         first = self.receipts[0]
         if first.generation != str(self.generation):
             self.problems.append(f"rank 0's receipt is of generation {first.generation}")
-        for field in ("generation", "incarnation", "claim", "step", "participants", "topology", "guarantee", "requires"):
-            differing = [r.rank for r in self.receipts if getattr(r, field) != getattr(first, field)]
+        for said in ("generation", "incarnation", "claim", "step", "participants", "topology", "guarantee", "requires"):
+            differing = [r.rank for r in self.receipts if getattr(r, said) != getattr(first, said)]
             if differing:
-                self.problems.append(f"{show_ranks(differing)} and rank 0 disagree on `{field}`")
+                self.problems.append(f"{show_ranks(differing)} and rank 0 disagree on `{said}`")
         if self.lead is not None and topology_digest(self.lead.topology) != first.topology:
             self.problems.append("rank 0's topology differs from its digest")
         if self.lead is not None and self.lead.topology.participants != first.participants:
@@ -167,6 +157,8 @@ class _Prover:
         for receipt in self.receipts:
             descriptor = _present(receipt.layout)
             if descriptor.digest in self.layouts:
+                if descriptor != self.described[descriptor.digest]:
+                    self.problems.append(f"rank {receipt.rank}'s layout has another key or size than its digest says")
                 continue
             data = self.evidence.layouts.get(descriptor.digest)
             if descriptor.key != names.layout_key(self.generation, descriptor.digest):
@@ -179,124 +171,111 @@ class _Prover:
     def _load_layout(self, descriptor: Descriptor, data: bytes) -> None:
         try:
             self.layouts[descriptor.digest] = records.decode(data, Layout, key=descriptor.key)
+            self.described[descriptor.digest] = descriptor
         except UnsupportedFormat:
             raise
         except DamageError as error:
             self.problems.append(str(error))
 
-    def _unite(self) -> None:
-        for receipt in self.receipts:
-            layout = self.layouts[_present(receipt.layout).digest]
-            for component, table in layout.components.items():
-                facts = ComponentFacts(kind=table.kind, scope=table.scope)
-                if self.components.setdefault(component, facts) != facts:
-                    self.problems.append(
-                        f"rank {receipt.rank} sees component {component!r} as {table.kind}, {table.scope}; other ranks do not"
-                    )
-                for record in table.leaves:
-                    name = record.name if table.scope == "global" else names.rank_array_name(receipt.rank, record.name)
-                    known = self.leaves.setdefault(name, _Leaf(component, record, []))
-                    known.ranks.append(receipt.rank)
-                    if known.record is not record and not _same(known.record, record):
-                        self.problems.append(
-                            f"rank {receipt.rank} and rank {known.ranks[0]} see leaf {name!r} with another type, shape or grid"
-                        )
-        self._check_containers()
-
-    def _check_containers(self) -> None:
-        """What is a leaf on one rank and a container on another could be written, but not be put together again."""
-        shared = {name: leaf for name, leaf in self.leaves.items() if self.components[leaf.component].scope == "global"}
-        above: dict[tuple[str, Any], str] = {}
-        for name, leaf in shared.items():
-            path = leaf.record.path
-            above.update({(leaf.component, path[:depth]): name for depth in range(len(path))})
-        for name, leaf in shared.items():
-            inside = above.get((leaf.component, leaf.record.path))
-            if inside is not None:
-                self.problems.append(
-                    f"leaf {name!r} of {show_ranks(leaf.ranks)} is elsewhere a container, which holds {inside!r}"
-                )
-
     def _index(self) -> tuple[dict[str, IndexedLeaf], dict[str, StoredArray]]:
         written = self._written()
         indexed: dict[str, IndexedLeaf] = {}
         arrays: dict[str, StoredArray] = {}
-        for name, leaf in self.leaves.items():
+        for name, leaf in self.union.leaves.items():
             if isinstance(leaf.record, records.ValueLeaf):
-                value = self._stated(leaf, "values").get(leaf.ranks[0])
+                value = self._stated(leaf, leaf.lowest)
                 if value is None:
-                    self.problems.append(f"rank {leaf.ranks[0]} gives no digest of the value {name!r}")
+                    self.problems.append(f"rank {leaf.lowest} gives no digest of the value {name!r}")
                 else:
                     indexed[name] = IndexedLeaf(digest=value)
             elif leaf.record.alias is None:
                 grid = grid_of(leaf.record)
-                owners = written.pop(name, {})
-                tiling = tiling_problems(grid.size, {cell: [rank for rank, _ in by] for cell, by in owners.items()})
-                self.problems.extend(f"array {name!r}: {problem}{self._partial(leaf)}" for problem in tiling)
-                if not tiling:
-                    chunks = [owners[cell][0][1] for cell in range(grid.size)]
+                chunks = in_grid_order(grid.size, written.pop(name, []))
+                if chunks is None:
+                    problems = tiling_problems(grid.size, self._owners(name))
+                    self.problems.extend(f"array {name!r}: {problem}{self._partial(leaf)}" for problem in problems)
+                else:
                     indexed[name] = IndexedLeaf(
                         digest=leaf_digest(leaf.record.dtype, leaf.record.shape, grid, chunks), chunks=chunks
                     )
                     arrays[name] = StoredArray(name=name, dtype=leaf.record.stored_dtype, shape=leaf.record.shape, grid=grid)
         self.problems.extend(f"a receipt lists chunks of {name!r}, which no layout has" for name in written)
-        for name, leaf in self.leaves.items():
+        for name, leaf in self.union.leaves.items():
             if isinstance(leaf.record, ArrayLeaf) and leaf.record.alias is not None:
                 target = name[: len(name) - len(leaf.record.name)] + leaf.record.alias
                 if target in indexed:
                     indexed[name] = IndexedLeaf(digest=indexed[target].digest)
         return indexed, arrays
 
-    def _written(self) -> dict[str, dict[int, list[tuple[int, str]]]]:
-        """Stored name → chunk index → (rank, digest) of everyone who wrote it."""
-        found: dict[str, dict[int, list[tuple[int, str]]]] = defaultdict(lambda: defaultdict(list))
+    def _written(self) -> dict[str, list[_Chunks]]:
+        """Stored name → what the ranks that wrote some of its chunks list, in rank order."""
+        found: dict[str, list[_Chunks]] = defaultdict(list)
         for receipt in self.receipts:
             for component, part in receipt.components.items():
-                ranked = component in self.components and self.components[component].scope == "rank"
-                for name, chunks in part.chunks.items():
-                    stored = found[names.rank_array_name(receipt.rank, name) if ranked else name]
-                    for cell, chunk in chunks:
-                        stored[cell].append((receipt.rank, chunk))
+                if self.union.is_of_ranks(component):
+                    for name, chunks in part.chunks.items():
+                        found[names.rank_array_name(receipt.rank, name)].append(chunks)
+                else:
+                    for name, chunks in part.chunks.items():
+                        found[name].append(chunks)
         return found
 
-    def _stated(self, leaf: _Leaf, what: str) -> dict[int, str]:
-        """The digest of a leaf's value (`values`) or whole (`replicas`) as each rank that states one sees it."""
-        stated = {}
-        for rank in leaf.ranks:
-            part = self.receipts[rank].components.get(leaf.component)
-            if part is not None and leaf.record.name in getattr(part, what):
-                stated[rank] = getattr(part, what)[leaf.record.name]
-        return stated
+    def _owners(self, name: str) -> dict[int, list[int]]:
+        """Chunk → the ranks that list it, of one array: asked for where something is wrong with it."""
+        found: dict[int, list[int]] = defaultdict(list)
+        for receipt in self.receipts:
+            for component, part in receipt.components.items():
+                for own, chunks in part.chunks.items():
+                    if (names.rank_array_name(receipt.rank, own) if self.union.is_of_ranks(component) else own) == name:
+                        for cell, _ in chunks:
+                            found[cell].append(receipt.rank)
+        return found
+
+    def _stated(self, leaf: Leaf, rank: int) -> str | None:
+        """The digest of a JSON leaf as `rank` states it."""
+        part = self.receipts[rank].components.get(leaf.component)
+        return None if part is None else part.values.get(leaf.record.name)
 
     def _check_shared(self) -> None:
         """Values and replicated host arrays must be equal on all ranks that state them."""
-        for name, leaf in self.leaves.items():
-            if self.components[leaf.component].scope == "rank":
+        every = self._all_stated()
+        for name, leaf in self.union.leaves.items():
+            stated = every.get((leaf.component, leaf.record.name, isinstance(leaf.record, ArrayLeaf)))
+            if stated is None or self.union.is_of_ranks(leaf.component):
                 continue
-            stated = self._stated(leaf, "values" if isinstance(leaf.record, records.ValueLeaf) else "replicas")
-            first = next(iter(stated), None)
-            differing = [rank for rank, value in stated.items() if first is not None and value != stated[first]]
+            counted = stated if len(leaf.ranks) == len(self.receipts) else {r: stated[r] for r in leaf.ranks if r in stated}
+            first = next(iter(counted), None)
+            differing = [rank for rank, value in counted.items() if first is not None and value != counted[first]]
             if differing:
                 self.problems.append(
                     f"{name!r} differs between rank {first} and {show_ranks(differing)} though it counts as replicated:"
                     f" wrap component {leaf.component!r} in PerRank (each rank its own) or RankZero (rank 0's copy counts)"
                 )
 
+    def _all_stated(self) -> dict[tuple[str, str, bool], dict[int, str]]:
+        """`(component, layout name, of an array)` → the digest of the whole as each rank that states one sees it."""
+        found: dict[tuple[str, str, bool], dict[int, str]] = defaultdict(dict)
+        for receipt in self.receipts:
+            for component, part in receipt.components.items():
+                for of_array, stated in ((False, part.values), (True, part.replicas)):
+                    for name, value in stated.items():
+                        found[component, name, of_array][receipt.rank] = value
+        return found
+
     def _check_values(self) -> None:
         """Every JSON leaf is stored where a reader looks: by its own rank, or by the lowest that has it."""
-        stored = {rank: self._values_of(rank) for rank in sorted({leaf.ranks[0] for leaf in self.leaves.values()})}
-        for name, leaf in self.leaves.items():
+        stored = {rank: self._values_of(rank) for rank in sorted({leaf.lowest for leaf in self.union.leaves.values()})}
+        for name, leaf in self.union.leaves.items():
             if isinstance(leaf.record, records.ValueLeaf):
-                rank, scope = leaf.ranks[0], self.components[leaf.component].scope
+                rank, scope = leaf.lowest, self.union.components[leaf.component].scope
                 record = stored[rank]
                 kept = {} if record is None else (record.own if scope == "rank" else record.shared).get(leaf.component, {})
-                stated = self._stated(leaf, "values").get(rank)
-                if leaf.record.name not in kept or value_digest(kept[leaf.record.name]) != stated:
+                if leaf.record.name not in kept or value_digest(kept[leaf.record.name]) != self._stated(leaf, rank):
                     self.problems.append(f"rank {rank}'s values lack {name!r} as its receipt states it{self._partial(leaf)}")
 
-    def _partial(self, leaf: _Leaf) -> str:
+    def _partial(self, leaf: Leaf) -> str:
         """What to do about a global leaf that some ranks lack: the likely reason why nobody stored it."""
-        if self.components[leaf.component].scope == "rank" or len(leaf.ranks) == len(self.receipts):
+        if self.union.is_of_ranks(leaf.component) or len(leaf.ranks) == len(self.receipts):
             return ""
         return (
             f" (only {show_ranks(leaf.ranks)} of {len(self.receipts)} has this leaf:"
@@ -323,7 +302,7 @@ class _Prover:
     def _check_references(self) -> None:
         for component in self.lead.references if self.lead else {}:
             source = self.evidence.references.get(component)
-            if component in self.components:
+            if component in self.union.components:
                 self.problems.append(f"component {component!r} is both written and declared unchanged")
             elif source is None or not isinstance(source.record, records.Manifest) or component not in source.record.components:
                 self.problems.append(f"component {component!r} is declared unchanged, but its source has no such commit")
@@ -340,7 +319,7 @@ class _Prover:
         derived: dict[str, str | guarantees.Approximate] = dict(guarantee.derived)
         if guarantee.replay_samples is not None:
             derived["data"] = guarantees.Approximate(guarantee.replay_samples)
-        unmet = guarantees.missing_for(guarantee.level, {**self.components, **self._referenced_facts()}, derived)
+        unmet = guarantees.missing_for(guarantee.level, {**self.union.components, **self._referenced_facts()}, derived)
         self.problems.extend(f"guarantee {guarantee.level!r}: {need}" for need in unmet)
 
     def _referenced_facts(self) -> dict[str, ComponentFacts]:
@@ -359,8 +338,8 @@ class _Prover:
         lead, first = _present(self.lead), self.receipts[0]
         objects: dict[str, bytes] = {}
         committed: dict[str, Committed] = dict(self._referenced())
-        for component, facts in self.components.items():
-            leaves = {name: indexed[name] for name, leaf in self.leaves.items() if leaf.component == component}
+        for component, facts in self.union.components.items():
+            leaves = {name: indexed[name] for name, leaf in self.union.leaves.items() if leaf.component == component}
             index = records.Index(component=component, leaves=leaves)
             committed[component] = Committed(
                 kind=facts.kind,
@@ -387,7 +366,7 @@ class _Prover:
             versions=lead.versions,
             metadata=lead.metadata,
         )
-        return Proven(manifest, objects, arrays, list(self.layouts.values()), self.receipts)
+        return Proven(manifest, objects, arrays, list(self.layouts.values()), [_without_chunks(r) for r in self.receipts])
 
     def _roster(self) -> records.Roster:
         ranks = []
@@ -400,8 +379,7 @@ class _Prover:
                     rank=receipt.rank, receipt=stored, layout=layout, values=receipt.values, database=receipt.database
                 )
             )
-        layouts = {_present(receipt.layout).digest: _present(receipt.layout) for receipt in self.receipts}
-        return records.Roster(generation=str(self.generation), ranks=ranks, layouts=list(layouts.values()))
+        return records.Roster(generation=str(self.generation), ranks=ranks, layouts=list(self.described.values()))
 
 
 def _present(value: T | None) -> T:
@@ -410,15 +388,12 @@ def _present(value: T | None) -> T:
     return value
 
 
+def _without_chunks(receipt: Receipt) -> Receipt:
+    parts = {name: msgspec.structs.replace(part, chunks={}) for name, part in receipt.components.items()}
+    return msgspec.structs.replace(receipt, components=parts)
+
+
 def _describe(data: bytes, key_of: Callable[[str], str], objects: dict[str, bytes]) -> Descriptor:
     value = digest(data)
     objects[key_of(value)] = data
     return Descriptor(key=key_of(value), size=len(data), digest=value)
-
-
-def _same(one: object, other: object) -> bool:
-    """Whether two ranks' records of a leaf agree in all that reading needs (the sharding text is for people)."""
-    if isinstance(one, ArrayLeaf) and isinstance(other, ArrayLeaf):
-        blank = {"sharding": None, "memory_kind": None}
-        return msgspec.structs.replace(one, **blank) == msgspec.structs.replace(other, **blank)
-    return one == other

@@ -6,12 +6,13 @@ from the ledger, it certifies roster and indexes, those certify layouts, values 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
 from ckptcore import ledger, names, records, values
+from ckptcore.array_reader import Request
 from ckptcore.arrays import ArrayReader, StoredArray
 from ckptcore.digests import check, value_digest
 from ckptcore.errors import Damaged, DamageError, InvalidRecord, NotFound, Retired
@@ -21,6 +22,8 @@ from ckptcore.ledger import Decided, manifest_of, metadata_of
 from ckptcore.names import GenerationId
 from ckptcore.readable import StoredLeaf
 from ckptcore.records import ArrayLeaf, Descriptor, Manifest
+from ckptcore.shareplan import Wish
+from ckptcore.sharing import Sharing
 from ckptcore.store import Store
 from ckptcore.storereads import bounded_bytes
 
@@ -37,6 +40,8 @@ class Checkpoint:
 
     store: Store
     decided: Decided
+    sharing: Sharing | None = None
+    """With the other ranks of a job: the chunks of the first `read` are read by one of those that want them."""
     _cache: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def __repr__(self) -> str:
@@ -171,18 +176,28 @@ class Checkpoint:
         by_home: dict[str, list[int]] = {}
         for position, (leaf, _) in enumerate(wanted):
             by_home.setdefault(str(self._home(leaf.component).generation), []).append(position)
-        for positions in by_home.values():
+        found = [self.array(leaf) for leaf, _ in wanted]
+        if self.sharing is not None:
+            self.sharing.agree(self._wishes(wanted, [array for array, _ in found]))
+        for _, positions in sorted(by_home.items()):  # in one order on all ranks, which may wait for each other
             home = self._home(wanted[positions[0]][0].component)
-            requests = [(*self.array(wanted[p][0]), list(wanted[p][1])) for p in positions]
-            for position, arrays in zip(positions, home._read(requests), strict=True):
+            requests = [(found[p][0], wanted[p][1], found[p][1]) for p in positions]
+            for position, arrays in zip(positions, home._read(requests, self.sharing), strict=True):
                 results[position] = arrays
         return results
 
-    def _read(self, requests: list[tuple[StoredArray, Sequence[str], list[Box]]]) -> list[list[Any]]:
+    def _wishes(self, wanted: Sequence[tuple[StoredLeaf, Sequence[Box]]], arrays: Sequence[StoredArray]) -> Iterator[Wish]:
+        """What other ranks may want as well: boxes of global leaves."""
+        for (leaf, boxes), array in zip(wanted, arrays, strict=True):
+            if leaf.rank is None:
+                yield names.state_prefix(self._home(leaf.component).generation), array, boxes
+
+    def _read(self, requests: Sequence[Request], sharing: Sharing | None) -> list[list[Any]]:
+        prefix = names.state_prefix(self.generation)
         try:
             if "reader" not in self._cache:
-                self._cache["reader"] = ArrayReader(self.store, names.state_prefix(self.generation))
-            return self._cache["reader"].read_many([(array, boxes, digests) for array, digests, boxes in requests])
+                self._cache["reader"] = ArrayReader(self.store, prefix)
+            return self._cache["reader"].read_many(requests, passed=None if sharing is None else sharing.of(prefix))
         except DamageError as error:
             raise self._or_retired(error) from error
 

@@ -166,7 +166,8 @@ def decode(data: bytes, kind: type[R], *, key: str) -> R:
     Raises `UnsupportedFormat` for an unknown version or required feature, and
     `InvalidRecord` for anything malformed.
     """
-    return _convert(_header(data, key), kind, key)
+    record = _as_written(data, kind)
+    return _convert(_header(data, key), kind, key) if record is None else _checked(record, key)
 
 
 def says_failed(receipt: bytes) -> bool:
@@ -217,10 +218,40 @@ def _convert(raw: dict[str, Any], kind: type[R], key: str) -> R:
         record = msgspec.convert(raw, kind, strict=True)
     except msgspec.ValidationError as error:
         raise InvalidRecord(f"{key}: {error}") from error
+    return _checked(record, key)
+
+
+def _checked(record: R, key: str) -> R:
+    """`record`, when what spans several fields is right too."""
     check = _CHECKS.get(type(record))
     if check is not None:
         check(record, key)
     return record
+
+
+def _as_written(data: bytes, kind: type[R]) -> R | None:
+    """The record if `data` is byte for byte what this release writes for it, else None: then the strict way tells.
+
+    That its encoding gives the same bytes again says as much as the strict decoder does: no key is there twice, no field
+    is unknown, no number has another form. It takes a fraction of the time, which counts where there are many chunks.
+    """
+    if kind not in _TYPED or len(data) > MAX_RECORD_BYTES:
+        return None
+    try:
+        record = msgspec.json.decode(data, type=kind)
+        plain = record.version == VERSION and not record.requires and not _is_free(record)
+        return record if plain and msgspec.json.encode(record, order="sorted") == data else None
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+
+
+_TYPED = frozenset({Receipt, Layout, Index, Roster})
+"""Kinds that are large in large jobs, and whose fields have types that bound whatever is in them."""
+
+
+def _is_free(record: Record) -> bool:
+    """Whether a record has a field of any type: what is in it has to be looked at one by one."""
+    return isinstance(record, Receipt) and record.lead is not None
 
 
 _ELEMENT_TYPES: Mapping[str, tuple[type, ...]] = {"key": (str, int), "index": (int,), "attr": (str,)}

@@ -42,12 +42,10 @@ def host(source: Readable, components: Sequence[str], *, rules: Rules, ranks: Ra
 
     Typed random keys come back as their key data.
     """
-    result: dict[str, Any] = {}
-    for component in components:
-        if ranks.get(component, 0) is not None:
-            leaves = list(source.leaves(component, ranks.get(component)).values())
-            result[component] = nested.build(_whole(source, leaves, rules), where=component)
-    return result
+    drawn = [component for component in components if ranks.get(component, 0) is not None]
+    leaves = {component: list(source.leaves(component, ranks.get(component)).values()) for component in drawn}
+    arrays = _whole(source, [leaf for some in leaves.values() for leaf in some if _is_array(leaf)], rules)
+    return {component: nested.build(_by_path(source, leaves[component], arrays), where=component) for component in drawn}
 
 
 def table(source: Readable, components: Sequence[str], ranks: Ranks) -> dict[str, StoredLeaf]:
@@ -116,12 +114,14 @@ def _boxes_below(leaf: Wanted, path: Path, stored: StoredLeaf) -> Sequence[Box]:
     return (Box.whole(record.shape),) if leaf.boxes_of is None else leaf.boxes_of(path, record)
 
 
-def _whole(source: Readable, leaves: Sequence[StoredLeaf], rules: Rules) -> dict[Path, Any]:
-    """Every leaf whole, on the host, by path."""
-    arrays = [leaf for leaf in leaves if _is_array(leaf)]
-    read = source.read([(leaf, [Box.whole(_array_record(leaf).shape)]) for leaf in arrays])
-    by_name = {leaf.name: _logical(boxes[0], _array_record(leaf), rules) for leaf, boxes in zip(arrays, read, strict=True)}
-    return {tuple(leaf.record.path): by_name[leaf.name] if leaf.name in by_name else source.value(leaf) for leaf in leaves}
+def _whole(source: Readable, leaves: Sequence[StoredLeaf], rules: Rules) -> dict[str, np.ndarray]:
+    """Every array whole, on the host, by layout name. One call for all of them: a chunk that several leaves need is read once."""
+    read = source.read([(leaf, [Box.whole(_array_record(leaf).shape)]) for leaf in leaves])
+    return {leaf.name: _logical(boxes[0], _array_record(leaf), rules) for leaf, boxes in zip(leaves, read, strict=True)}
+
+
+def _by_path(source: Readable, leaves: Sequence[StoredLeaf], arrays: Mapping[str, np.ndarray]) -> dict[Path, Any]:
+    return {tuple(leaf.record.path): arrays[leaf.name] if _is_array(leaf) else source.value(leaf) for leaf in leaves}
 
 
 def _is_array(leaf: StoredLeaf) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from ckptcore import forks, guarantees, notes, records, restore, wants
 from ckptcore.backend import Backend, Target
@@ -28,9 +28,11 @@ from ckptcore.proof import show_ranks
 from ckptcore.reader import Checkpoint
 from ckptcore.records import Level, Manifest, StoreFacts
 from ckptcore.session import Session, is_damage, open_session, together, together_telling
+from ckptcore.sharing import Sharing
 from ckptcore.store import Storage, Store
 from ckptcore.verify import check_whole
 
+T = TypeVar("T")
 AGREEMENT_TIMEOUT = 3600.0
 """Seconds that ranks wait for each other's restore: the slowest may read for long."""
 
@@ -82,6 +84,8 @@ class Resumer:
     on_event: Listener | None
     run_id: str | None = None
     local: Local | None = None
+    fetch_once: bool = False
+    """Whether a chunk that several ranks want is read from the store by one of them (`ckptcore.sharing`)."""
     probe: Callable[..., StoreFacts] = probe
     """How the store is probed: it takes threads, which a simulation does without."""
 
@@ -124,7 +128,7 @@ class Resumer:
             session = open_session(self.store, self.channel, claim)
             read = partial(self._read, session, target, request, elsewhere)
             try:
-                found = together(self.channel, read, timeout=AGREEMENT_TIMEOUT, what="whether every rank has restored")
+                found = self.restoring(read, what="whether every rank has restored")
             except DamageError as failure:
                 left = session.incarnation.base_generation
                 if left is None or request.chosen is not None or not is_damage(failure):
@@ -134,8 +138,16 @@ class Resumer:
             else:
                 return session, None if found is None else self._placed(target, found)
 
+    def restoring(self, read: Callable[[Sharing | None], T], *, what: str) -> T:
+        """As `together`, with chunks passed on between the ranks until all of them have ended, if this job does that."""
+        if not self.fetch_once or self.channel.size == 1:
+            return together(self.channel, partial(read, None), timeout=AGREEMENT_TIMEOUT, what=what)
+        with Sharing(self.channel, self.store.limits, timeout=AGREEMENT_TIMEOUT) as sharing:
+            return together(self.channel, partial(sharing.during, read), timeout=AGREEMENT_TIMEOUT, what=what)
+
     def _tell(self, request: Request, target: Target | None) -> bytes:
-        asked = repr(_asked(request) | {"local": None if self.local is None else "given"}).encode()
+        also = {"local": None if self.local is None else "given", "fetch_once": self.fetch_once}
+        asked = repr(_asked(request) | also).encode()
         return asked + b"\n" + (b"" if target is None else wants.tell(target))
 
     def _target(self, request: Request) -> Target | None:
@@ -146,7 +158,14 @@ class Resumer:
             raise CallError(f"components names {absent[0]!r}, which `like` lacks; it has {sorted(request.like)}")
         return self.backend.target(request.like, request.components or request.like)
 
-    def _read(self, session: Session, target: Target | None, request: Request, elsewhere: Sequence[Elsewhere]) -> Resumed | None:
+    def _read(
+        self,
+        session: Session,
+        target: Target | None,
+        request: Request,
+        elsewhere: Sequence[Elsewhere],
+        sharing: Sharing | None,
+    ) -> Resumed | None:
         """What the base holds for this rank, not placed yet; None without a base."""
         base = session.base()
         if base is None:
@@ -156,10 +175,10 @@ class Resumer:
             try:
                 near = nearby(self.store, self.local, session.run_id, base.generation, self.clock)
                 if near is not None:
-                    return Resumed(base, found(Checkpoint(near, base)))
+                    return Resumed(base, found(Checkpoint(near, base, sharing)))
             except (DamageError, StoreError) as error:  # of the copy; the store has the checkpoint itself
                 log.warning("what the node has of %s is passed over: %s", base.generation, shorten(error))
-        return Resumed(base, found(Checkpoint(self.store, base)))
+        return Resumed(base, found(Checkpoint(self.store, base, sharing)))
 
     def _found(
         self, checkpoint: Checkpoint, *, target: Target | None, request: Request, elsewhere: Sequence[Elsewhere]
@@ -242,10 +261,11 @@ class Resumer:
         facts = self.probe(self.store, single_writer=self.storage.single_writer)
         opening = Opening(self.store, self.backend.topology(()), facts, self.clock, self.on_event)
         run = opening.identify(forks.source(self.start_from, self.store, self.storage, self.clock), expected=self.run_id)
+        history = History(self.store, run)
         if left is not None:
             self._mark(run, *left)
         else:
-            expected = self._expected(chosen)
+            expected = self._expected(history, chosen)
             if expected is not None:
                 self._refuse_early(expected, target, request)
         incarnation = opening.open(
@@ -253,17 +273,18 @@ class Resumer:
             choose=None if chosen is None else partial(named, chosen),
             check=lambda decided: check_whole(Checkpoint(self.store, decided)),
             guarantee=lambda decided: self._keepable(decided, target, request),
+            known=history,
         )
         message = f"incarnation {incarnation.number}, base: {incarnation.base.reason}"
         tell(self.on_event, Event("opened", 0, incarnation.base_generation, message))
         return incarnation
 
-    def _expected(self, chosen: int | GenerationId | None) -> Decided | None:
+    def _expected(self, history: History, chosen: int | GenerationId | None) -> Decided | None:
         """What this opening would start from, as far as that is known before the claim, which stops a job that is running.
 
         Raises for a checkpoint that nobody can go back to. One that is not decided yet is left to the settle.
         """
-        history = History.load(self.store)
+        history.refresh()
         if chosen is None:
             return history.head()
         if any(chosen in (generation, generation.step) for generation in undecided(self.store)):

@@ -16,7 +16,7 @@ from ckptcore.coordinator import Coordinator
 from ckptcore.errors import CallError, Damaged, InvalidRecord, UnsupportedFormat
 from ckptcore.events import Event, Listener, log, tell
 from ckptcore.history import History
-from ckptcore.incarnations import stored, undecided
+from ckptcore.incarnations import stored
 from ckptcore.ledger import Decided, manifest_of
 from ckptcore.names import GenerationId
 from ckptcore.proof import Refuted
@@ -46,6 +46,7 @@ class Collector:
 
     `incarnation` is the collector's own, None for a command beside the job. `dead_claims` are incarnations without a base
     of which a person vouches that their jobs have ended, so that nothing is held back for them (spec: look again).
+    `known`: the history of the run as the collections before have read it, so that only what is new is read.
     """
 
     store: Store
@@ -53,6 +54,7 @@ class Collector:
     clock: Clock = field(default_factory=Clock)
     on_event: Listener | None = None
     dead_claims: frozenset[int] = frozenset()
+    known: History | None = None
 
     def collect(self, keep: policies.Keep | None, *, dry_run: bool = False) -> Collected:
         """Retire by `keep` (None: retire nothing), then delete the data of everything decided that needs none.
@@ -60,14 +62,30 @@ class Collector:
         Raises `Damaged`, having done nothing, when a ledger record is unreadable: it may need what would be deleted.
         Raises `CallError` for a dead claim for which nothing is held back.
         """
-        history = History.load(self.store)
+        history = self._history()
         _check_readable(history)
         _check_dead(history, self.dead_claims)
         retired = dict(self._retire(history, keep, dry_run=dry_run)) if keep is not None else {}
-        aborted = list(self._abort(history, dry_run=dry_run))
+        found = stored(self.store)
+        aborted = list(self._abort(history, found, dry_run=dry_run))
+        # What may go is known before anything that may need it is looked for: a word that comes later is for the next collection.
+        given_up = [each for each in found if each in retired or each in aborted or _is_given_up(history, each)]
+        if given_up:
+            self._look_again(history)
         planned = {*aborted, *retired} if dry_run else set(aborted)
-        deleted, held = self._delete(history, planned, dry_run=dry_run)
+        deleted, held = self._delete(history, found, given_up, planned, dry_run=dry_run) if given_up else ([], {})
         return Collected(tuple(retired), tuple(aborted), tuple(deleted), held=held, reasons=retired)
+
+    def _look_again(self, history: History) -> None:
+        """Read claims, bases and notes anew: something may have come to need what was given up before (spec: look again)."""
+        history.refresh()
+        _check_readable(history)
+
+    def _history(self) -> History:
+        if self.known is None:
+            return History.load(self.store)
+        self.known.refresh()
+        return self.known
 
     def _retire(self, history: History, keep: policies.Keep, *, dry_run: bool) -> Iterator[tuple[GenerationId, str]]:
         commits = {decided.generation: decided for decided in history.commits()}
@@ -78,11 +96,13 @@ class Collector:
                 tell(self.on_event, Event("retired", 0, generation, reason))
             yield generation, reason
 
-    def _abort(self, history: History, *, dry_run: bool) -> Iterator[GenerationId]:
+    def _abort(self, history: History, found: Iterable[GenerationId], *, dry_run: bool) -> Iterator[GenerationId]:
         """Undecided generations of superseded incarnations get their abort record; those of the newest are its own business."""
         newest = max(history.bases, default=0)
-        for generation in undecided(self.store):
+        for generation in found:
             if self.incarnation is None or self.incarnation != newest or generation.incarnation >= newest:
+                continue
+            if generation in history.generations:
                 continue
             if dry_run:
                 yield generation
@@ -93,19 +113,21 @@ class Collector:
                 yield generation
 
     def _delete(
-        self, history: History, planned: set[GenerationId], *, dry_run: bool
+        self,
+        history: History,
+        found: list[GenerationId],
+        given_up: list[GenerationId],
+        planned: set[GenerationId],
+        *,
+        dry_run: bool,
     ) -> tuple[list[GenerationId], dict[GenerationId, str]]:
-        """Delete the data of aborted and retired generations, after a fresh look at what needs them; and what was held back.
+        """Delete the data of what was given up before `history` was read, of all that is `found`; and what was held back.
 
         `planned` are those that would be given up by now, if this were no dry run.
         """
-        history.refresh()
-        _check_readable(history)
         opening = opening_claims(history) - self.dead_claims
-        found = stored(self.store)
         if opening and not dry_run and any(history.generations.get(generation) for generation in found):
             log.warning("%s", _kept_for(opening))
-        given_up = [each for each in found if each in planned or _is_given_up(history, each)]
         held = _held_back(history, found, given_up, opening, planned)
         garbage = [generation for generation in given_up if generation not in held]
         if garbage and not dry_run:

@@ -12,7 +12,7 @@ from functools import partial
 
 from ckptcore import ledger, names, notes, writer
 from ckptcore.clock import Clock
-from ckptcore.coordinator import DECISION_TIMEOUT, Coordinator
+from ckptcore.coordinator import DECISION_TIMEOUT, LOOK_AROUND, Coordinator
 from ckptcore.errors import (
     CheckpointError,
     CommitUnknown,
@@ -24,6 +24,7 @@ from ckptcore.errors import (
     Superseded,
 )
 from ckptcore.events import Event, Kind, Listener, log, tell
+from ckptcore.history import History
 from ckptcore.incarnations import check_current, undecided
 from ckptcore.keep import Keep
 from ckptcore.ledger import Decided
@@ -38,13 +39,21 @@ from ckptcore.writer import Identity, Shard
 GRACE = DECISION_TIMEOUT + 60.0
 """Seconds that the other ranks allow the coordinator for proof and commit, after its own deadline for receipts."""
 
+ASKED_A_SECOND = 500.0
+"""How often all ranks together ask for the decision at most: S3 answers 5,500 reads a second below one prefix."""
+SHORTEST_PAUSE = 0.1
+"""Seconds after which a rank asks again at the earliest, where each question is a request: a commit takes longer than that."""
+LONGEST_PAUSE = 10.0
+"""The most seconds between two questions of one rank, unless there are so many ranks that this would be too often."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Saving:
     """One save on one rank, ready to run in the background.
 
     `tidy`: look for what earlier saves or incarnations left behind. It costs a listing of all generations, so it is
-    left out while nothing has gone wrong. `node`: where this rank's data is kept first.
+    left out while nothing has gone wrong. `node`: where this rank's data is kept first. `known`: the run's history as this job
+    has read it, so that a collection reads only what is new.
     """
 
     store: Store
@@ -54,6 +63,7 @@ class Saving:
     metrics: Mapping[str, float] | None
     tidy: bool = True
     node: NodeStore | None = None
+    known: History | None = None
     clock: Clock = field(default_factory=Clock)
     on_event: Listener | None = None
 
@@ -156,14 +166,17 @@ class Saving:
         identity = self.shard.identity
         failure: StoreUnavailable | None = None
         patience = self.timeout + GRACE
-        for _ in self.clock.polls_anew(patience, self._progress):
+        shortest = max(identity.participants / ASKED_A_SECOND, 0.005 if self.store.driver == "file" else SHORTEST_PAUSE)
+        polls = self.clock.polls_anew(patience, self._progress, first=shortest, most=max(LONGEST_PAUSE, shortest))
+        for turn, _ in enumerate(polls):
             try:
                 decided = ledger.read(self.store, identity.run_id, identity.generation)
                 if decided is not None:
                     self.store.sync(names.LEDGER)  # it is visible; whoever put it may die before it is durable
                     self._tell(*_outcome(decided))
                     return decided
-                check_current(self.store, identity.generation.incarnation)
+                if turn % LOOK_AROUND == 1:
+                    check_current(self.store, identity.generation.incarnation)
                 failure = None
             except StoreUnavailable as error:
                 failure = error
@@ -199,7 +212,8 @@ class Saving:
                 notes.annotate(self.store, decided.record.run_id, decided.generation, clock=self.clock, metrics=self.metrics)
             # Without a policy nothing is retired, but what aborted saves left is garbage all the same.
             if self.tidy or self.keep is not None:
-                Collector(self.store, decided.generation.incarnation, self.clock, self.on_event).collect(self.keep)
+                told = {"clock": self.clock, "on_event": self.on_event, "known": self.known}
+                Collector(self.store, decided.generation.incarnation, **told).collect(self.keep)
         except Exception as error:  # noqa: BLE001 -- whatever it is, the save is committed
             self._tell("collection-failed", f"{type(error).__name__}: {error}")
 

@@ -18,10 +18,13 @@ import tensorstore as ts
 
 from ckptcore.errors import CallError
 from ckptcore.filestore import FileStore
+from ckptcore.limits import Limits, limits
 from ckptcore.objectstore import ObjectStore
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):/")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]{0,221}")
+FILE_THREADS = 4
+"""The fewest threads of TensorStore for files, unless somebody asks for a number: they wait for a disk, which takes no core."""
 _OBJECT_SEGMENT = re.compile(r"[^\x00-\x1f\x7f/\\?#%]+")
 
 
@@ -49,6 +52,11 @@ class Store(Protocol):
         """The one TensorStore context in which the specs of `kvstore` must be opened."""
         ...
 
+    @property
+    def limits(self) -> Limits:
+        """What one save, restore or copy may use at a time."""
+        ...
+
     def put_if_absent(self, key: str, data: bytes) -> bytes:
         """Store `data` unless the key exists; return what is stored under it afterwards.
 
@@ -58,11 +66,14 @@ class Store(Protocol):
         ...
 
     def get(self, key: str, start: int | None = None, stop: int | None = None) -> bytes | None:
-        """The bytes `start:stop` of a value, clipped to its size as a slice is; None if the key is absent."""
+        """The bytes `start:stop` of a value, clipped to its size as a slice is; None if the key is absent.
+
+        As in a slice, a negative `start` counts from the end; then there is no `stop`.
+        """
         ...
 
-    def size(self, key: str) -> int | None:
-        """The size of a value in bytes; None if the key is absent."""
+    def size(self, key: str, guess: int | None = None) -> int | None:
+        """The size of a value in bytes; None if the key is absent. On an object store a right guess saves requests."""
         ...
 
     def list(self, prefix: str = "") -> Iterator[str]:
@@ -107,7 +118,13 @@ class Storage:
       file_mode, dir_mode: permission bits of files and directories; those of the umask when None.
       timeout: seconds after which one operation gives up with `StoreUnavailable`.
       concurrency: requests in flight to an object store at a time.
+      threads: threads of one checkpointer that read, write or digest at a time, and requests of its own that wait for the store;
+        by default what suits the cores that the process may use (`ckptcore.limits`).
+      bytes_in_flight: memory for chunks on their way, beyond the snapshot of a save and the results of a restore; by default
+        256 MiB.
       context: TensorStore context to share caches, limits and `memory://` stores with.
+
+    Raises `CallError` for `threads` or `bytes_in_flight` that are no positive integers.
 
     """
 
@@ -119,7 +136,16 @@ class Storage:
     dir_mode: int | None = None
     timeout: float = 60.0
     concurrency: int | None = None
+    threads: int | None = None
+    bytes_in_flight: int | None = None
     context: ts.Context | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        self.limits()
+
+    def limits(self) -> Limits:
+        """What `threads` and `bytes_in_flight` come to on this machine."""
+        return limits(self.threads, self.bytes_in_flight)
 
 
 def open_store(url: str | os.PathLike[str], storage: Storage | None = None) -> Store:
@@ -165,7 +191,8 @@ def _file_store(path: str, storage: Storage) -> FileStore:
         file_mode=storage.file_mode,
         dir_mode=storage.dir_mode,
         timeout=storage.timeout,
-        context=storage.context,
+        context=_context(storage),
+        limits=storage.limits(),
     )
 
 
@@ -228,8 +255,18 @@ def _object_prefix(url: str, prefix: str) -> str:
 
 def _object_store(driver: str, spec: dict[str, Any], prefix: str, storage: Storage) -> ObjectStore:
     url = "/".join(part for part in (f"{driver}:/", spec.get("bucket"), prefix.rstrip("/")) if part)
-    context = storage.context or ts.Context()
-    if storage.concurrency is not None and driver != "memory":
-        limit = {f"{spec['driver']}_request_concurrency": {"limit": storage.concurrency}}
-        context = ts.Context(limit, parent=context)
-    return ObjectStore(url, driver, {**spec, "path": prefix}, context=context, timeout=storage.timeout)
+    requests = {} if driver == "memory" else {f"{spec['driver']}_request_concurrency": storage.concurrency or storage.threads}
+    context = _context(storage, **requests)
+    told = {"timeout": storage.timeout, "limits": storage.limits(), "single_writer": storage.single_writer}
+    return ObjectStore(url, driver, {**spec, "path": prefix}, context=context, **told)
+
+
+def _context(storage: Storage, **requests: int | None) -> ts.Context:
+    """TensorStore's context for a store: its limits are those asked for, in a context of the caller's too.
+
+    Without a context of the caller's, its threads suit the cores that this process may use, which TensorStore does not ask for.
+    """
+    own = storage.threads or (None if storage.context is not None else max(storage.limits().threads, FILE_THREADS))
+    wanted = {"file_io_concurrency": own, "data_copy_concurrency": own, **requests}
+    spec = {name: {"limit": limit} for name, limit in wanted.items() if limit is not None}
+    return ts.Context(spec, parent=storage.context) if storage.context is not None else ts.Context(spec)

@@ -16,9 +16,9 @@ def directory_key(prefix: str) -> str:
 
 
 def check_range(key: str, start: int | None, stop: int | None) -> tuple[int, int | None]:
-    """Check a byte range. Raises `CallError` for a negative or inverted one."""
+    """Check a byte range. Raises `CallError` for an inverted one, and for a negative end, or start with an end."""
     first = start or 0
-    if first < 0 or (stop is not None and stop < first):
+    if (first < 0 and stop is not None) or (stop is not None and stop < first):
         raise CallError(f"{start}:{stop} is not a range of bytes of {key}")
     return first, stop
 

@@ -22,7 +22,7 @@ from ckptcore.backend import Flat
 from ckptcore.channel import Channel
 from ckptcore.errors import UnsupportedLeaf
 from ckptcore.geometry import Box
-from ckptcore.layout import ArrayFacts, ValueFacts
+from ckptcore.layout import ArrayFacts, Distinct, ValueFacts
 from ckptcore.names import array_name
 
 EXCHANGE_TIMEOUT = 600.0
@@ -69,10 +69,10 @@ def describe(flat: Flat) -> bytes:
 
     Ranks are told which boxes lie where; for a leaf that each rank holds by itself (`local`), only that this one has it.
     """
-    shardings: dict[tuple[Any, ...], int] = {}
+    shardings = Distinct()
     arrays = [_array(facts, shardings) for facts in flat.arrays if flat.components[facts.component].scope == "global"]
     values = [[value.name, _above(value)] for value in flat.values if flat.components[value.component].scope == "global"]
-    known = [[[list(box.start), list(box.stop), list(ranks)] for box, ranks in sharding] for sharding in shardings]
+    known = [[[list(box.start), list(box.stop), list(ranks)] for box, ranks in sharding] for sharding in shardings.found]
     meshes = [msgspec.to_builtins(mesh) for mesh in flat.meshes]
     return canonical.encode({"arrays": sorted(arrays), "values": sorted(values), "shardings": known, "meshes": meshes})
 
@@ -100,17 +100,20 @@ def unite(flat: Flat, tables: Tables) -> United:
     known: dict[str, _Known] = {}
     keepers: dict[str, int] = {}
     nodes: dict[str, str] = {}
+    boxes = _Boxes()
     decoded = [canonical.decode(encoded, what="another rank's leaves") for encoded in tables.encoded]
     for table, ranks in zip(decoded, tables.ranks, strict=True):
-        _read_table(table, ranks, known, keepers)
+        _read_table(table, ranks, known, keepers, boxes)
         nodes.update(_nodes(table))
     _check_nodes(nodes, known, keepers)
     mine = {facts.name for facts in flat.arrays}
     return United(
-        arrays=[replace(facts, shards=known[facts.name].shards()) if facts.name in known else facts for facts in flat.arrays],
+        arrays=[
+            replace(facts, shards=known[facts.name].shards(boxes)) if facts.name in known else facts for facts in flat.arrays
+        ],
         meshes=unite_meshes(table["meshes"] for table in decoded),
         values=[replace(value, keeper=keepers.get(value.name, value.keeper)) for value in flat.values],
-        elsewhere=[other.facts() for name, other in known.items() if name not in mine],
+        elsewhere=[other.facts(boxes) for name, other in known.items() if name not in mine],
     )
 
 
@@ -135,18 +138,41 @@ def _one_mesh(alike: Mapping[str, Any]) -> records.Mesh:
 
 
 @dataclass
+class _Boxes:
+    """The shardings that tables tell, by number, and what several of them come to. Models have many arrays and few shardings."""
+
+    told: list[dict[Box, list[int]]] = field(default_factory=list)
+    _united: dict[frozenset[int], dict[Box, tuple[int, ...]]] = field(default_factory=dict)
+
+    def tell(self, sharding: Iterable[tuple[Sequence[int], Sequence[int], list[int]]]) -> int:
+        """Add a sharding, and number it."""
+        self.told.append({Box(tuple(start), tuple(stop)): holders for start, stop, holders in sharding})
+        return len(self.told) - 1
+
+    def united(self, numbers: frozenset[int]) -> Mapping[Box, tuple[int, ...]]:
+        """Every box of some shardings and the sorted ranks that hold it; one map for all arrays that ask for the same ones."""
+        if numbers not in self._united:
+            holders: dict[Box, set[int]] = {}
+            for number in numbers:
+                for box, ranks in self.told[number].items():
+                    holders.setdefault(box, set()).update(ranks)
+            self._united[numbers] = {box: tuple(sorted(ranks)) for box, ranks in sorted(holders.items())}
+        return self._united[numbers]
+
+
+@dataclass
 class _Known:
-    """What the tables say of one global array: its type, the boxes on meshes, and the ranks that hold all of it."""
+    """What the tables say of one global array: its type, the shardings by number, and the ranks that hold all of it."""
 
     name: str
     type: tuple[str, tuple[int, ...], str, bool]
     """Dtype, shape, the array it is tied to, and whether the lowest rank's copy counts."""
     first: int
-    boxes: dict[Box, set[int]] = field(default_factory=dict)
+    shardings: set[int] = field(default_factory=set)
     local: list[int] = field(default_factory=list)
 
-    def shards(self) -> Mapping[Box, tuple[int, ...]]:
-        if self.local and self.boxes:
+    def shards(self, boxes: _Boxes) -> Mapping[Box, tuple[int, ...]]:
+        if self.local and boxes.united(frozenset(self.shardings)):
             raise UnsupportedLeaf(
                 f"{self.name}: rank {min(self.local)} holds it whole, other ranks as shards of a mesh;"
                 " place it alike on all ranks"
@@ -154,9 +180,9 @@ class _Known:
         if self.local:
             ranks = tuple(sorted(self.local))
             return {Box.whole(self.type[1]): ranks[:1] if self.type[3] else ranks}
-        return {box: tuple(sorted(holders)) for box, holders in sorted(self.boxes.items())}
+        return boxes.united(frozenset(self.shardings))
 
-    def facts(self) -> ArrayFacts:
+    def facts(self, boxes: _Boxes) -> ArrayFacts:
         """As much as it takes to balance the work."""
         dtype, shape, alias, _ = self.type
         component, _, rest = self.name.partition(".")
@@ -167,7 +193,7 @@ class _Known:
             stored_dtype=dtypes.stored_name(dtype),
             shape=shape,
             itemsize=dtypes.itemsize(dtype),
-            shards=self.shards(),
+            shards=self.shards(boxes),
             alias=alias or None,
         )
 
@@ -199,18 +225,14 @@ def _above(leaf: ArrayFacts | ValueFacts) -> list[int]:
     return [len(array_name(leaf.component, leaf.path[:depth])) for depth in range(len(leaf.path))]
 
 
-def _array(facts: ArrayFacts, shardings: dict[tuple[Any, ...], int]) -> list[Any]:
-    place = -1
-    if not facts.local:
-        place = shardings.setdefault(tuple(facts.shards.items()), len(shardings))
+def _array(facts: ArrayFacts, shardings: Distinct) -> list[Any]:
+    place = -1 if facts.local else shardings.number(facts.shards)
     lowest = facts.local and not facts.host_replicated
     return [facts.name, facts.dtype, list(facts.shape), facts.alias or "", lowest, place, _above(facts)]
 
 
-def _read_table(table: Any, ranks: Sequence[int], known: dict[str, _Known], keepers: dict[str, int]) -> None:
-    shardings = [
-        {Box(tuple(start), tuple(stop)): holders for start, stop, holders in sharding} for sharding in table["shardings"]
-    ]
+def _read_table(table: Any, ranks: Sequence[int], known: dict[str, _Known], keepers: dict[str, int], boxes: _Boxes) -> None:
+    numbers = [boxes.tell(sharding) for sharding in table["shardings"]]
     for name, dtype, shape, alias, lowest, place, _ in table["arrays"]:
         array = _Known(name, (dtype, tuple(shape), alias, lowest), ranks[0])
         first = known.setdefault(name, array)
@@ -222,7 +244,6 @@ def _read_table(table: Any, ranks: Sequence[int], known: dict[str, _Known], keep
         if place < 0:
             first.local.extend(ranks)
             continue
-        for box, holders in shardings[place].items():
-            first.boxes.setdefault(box, set()).update(holders)
+        first.shardings.add(numbers[place])
     for name, _ in table["values"]:
         keepers[name] = min(ranks[0], keepers.get(name, ranks[0]))

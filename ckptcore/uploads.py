@@ -67,10 +67,11 @@ def await_staged(coordinator: Coordinator, generation: GenerationId, participant
     Raises `SaveAborted` when a rank has failed, at once, and when ranks are missing at the deadline.
     """
     staged: set[int] = set()
+    received: dict[int, bytes] = {}
     failure: StoreUnavailable | None = None
     for _ in coordinator.clock.polls(timeout):
         try:
-            if _all_staged(coordinator, generation, participants, staged):
+            if _all_staged(coordinator, generation, participants, staged, received):
                 return
             failure = None
         except StoreUnavailable as error:
@@ -84,15 +85,17 @@ def await_staged(coordinator: Coordinator, generation: GenerationId, participant
         raise _aborted(decided)
 
 
-def _all_staged(coordinator: Coordinator, generation: GenerationId, participants: int, staged: set[int]) -> bool:
-    """Whether all is whole on the nodes, and on record."""
+def _all_staged(
+    coordinator: Coordinator, generation: GenerationId, participants: int, staged: set[int], received: dict[int, bytes]
+) -> bool:
+    """Whether all is whole on the nodes, and on record. `staged` and `received` are added to: nothing is read twice."""
     store = coordinator.store
     staged |= {rank for name in store.children(names.staged_prefix(generation)) if (rank := _rank(generation, name)) is not None}
     coordinator.fence(generation)  # a job that is superseded stops at once
     if len(staged) < participants:
-        receipts = coordinator.receipts(generation)
-        if any(map(records.says_failed, receipts.values())):
-            raise _aborted(coordinator.conclude(generation, receipts))
+        received |= coordinator.receipts(generation, received)
+        if any(map(records.says_failed, received.values())):
+            raise _aborted(coordinator.conclude(generation, received))
         return False
     record = records.StagedRecord(
         run_id=coordinator.run_id,

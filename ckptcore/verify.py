@@ -17,7 +17,7 @@ from ckptcore.readable import StoredLeaf
 from ckptcore.reader import Checkpoint
 from ckptcore.records import ArrayLeaf
 from ckptcore.store import Store
-from ckptcore.storereads import THREADS, bounded_bytes, exists, has_size
+from ckptcore.storereads import bounded_bytes, exists, has_size
 from ckptcore.workers import Workers
 
 _LED = ("captured", "topology", "parent", "parent_manifest", "versions", "metadata")
@@ -108,7 +108,7 @@ def _shallow_problems(checkpoint: Checkpoint) -> Iterator[Problem]:
         _raise_unsupported(error)
         yield Problem(str(error))
         return
-    with Workers(THREADS, "verify") as pool:
+    with Workers(checkpoint.store.limits.requests, "verify") as pool:
         for home, roster in homes:
             yield from _home_problems(home, roster, pool)
 

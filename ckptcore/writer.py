@@ -103,12 +103,16 @@ class _Writer:
         self.nonce = clock.nonce()
 
     def run(self) -> Receipt:
-        """Arrays, values and layout first, then the receipt: it vouches for what is durable by then."""
+        """Arrays, values and layout first, then the receipt: it vouches for what is durable by then.
+
+        Rank 0 begins with the layout, so that the others, who mostly have the same, find it there when they come to it.
+        """
         started = self.clock.monotonic()
+        early = self._write_layout() if self.rank == 0 else None
         chunks, files = self._write_arrays()
         components = self._components(chunks)
         stored_values = self._write_values()
-        layout = self._put(lambda value: names.layout_key(self.generation, value), records.encode(self.shard.plan.layout))
+        layout = early or self._write_layout()
         seconds = self.clock.monotonic() - started
         self.shard.phases["write"] = int(seconds * 1e6)
         self._tell("written", {"seconds": seconds, "bytes": sum(part.bytes for part in components.values())})
@@ -164,16 +168,18 @@ class _Writer:
         if not shared and not own:
             return None
         record = records.Values(generation=str(self.generation), rank=self.rank, shared=shared, own=own)
-        return self._put(lambda _: names.values_key(self.generation, self.rank), records.encode(record))
+        return self._put(names.values_key(self.generation, self.rank), records.encode(record))
 
-    def _put(self, key_of: Any, data: bytes) -> Descriptor:
-        value = digest(data)
-        key = key_of(value)
-        # Every rank has the same layout: all but the first find it there.
-        stored = bounded_bytes(self.store, key, len(data)) or self.store.put_if_absent(key, data)
-        if stored != data:
+    def _write_layout(self) -> Descriptor:
+        data = records.encode(self.shard.plan.layout)
+        return self._put(names.layout_key(self.generation, digest(data)), data, shared=self.rank > 0)
+
+    def _put(self, key: str, data: bytes, *, shared: bool = False) -> Descriptor:
+        """Store a record. `shared`: another rank may have stored the same; then nothing is sent."""
+        there = bounded_bytes(self.store, key, len(data)) if shared else None
+        if (there or self.store.put_if_absent(key, data)) != data:
             raise ProtocolViolation(f"{key} holds other bytes than rank {self.rank} has: two processes act as this rank")
-        return Descriptor(key=key, size=len(data), digest=value)
+        return Descriptor(key=key, size=len(data), digest=digest(data))
 
     def _receipt(
         self, components: dict[str, Written], files: list[records.File], stored_values: Descriptor | None, layout: Descriptor

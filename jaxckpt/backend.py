@@ -25,6 +25,8 @@ from jaxckpt.staging import Source
 _COMPUTING = ("jax", "jaxlib", "flax", "optax")
 _LIBRARIES = ("jaxckpt", *_COMPUTING, "numpy", "tensorstore")
 
+LocalBoxes = Callable[[jax.sharding.Sharding, tuple[int, ...]], tuple[Box, ...]]
+
 
 @dataclass(frozen=True)
 class JaxBackend:
@@ -91,7 +93,10 @@ class JaxTarget(Target):
 
     def place(self, found: Mapping[str, Found]) -> Mapping[str, Any]:
         """See `Target.place`. Nothing is changed in place before every array is made."""
-        made = {name: [_made(*slot, found) for slot in slots] for name, slots in self.slots.items()}
+        transfers = placing.Transfers()
+        ready = {name: [_ready(*slot, found, transfers) for slot in slots] for name, slots in self.slots.items()}
+        transfers.start()
+        made = {name: [leaf() for leaf in leaves_] for name, leaves_ in ready.items()}
         for wanted, leaf in (slot for slots in self.slots.values() for slot in slots):
             if wanted.kind == "any" and wanted.name in found:
                 where = show_path(wanted.component, wanted.path)
@@ -126,11 +131,12 @@ def target(like: Mapping[str, Any]) -> JaxTarget:
     facts: dict[str, ComponentFacts] = {}
     trees: dict[str, tree.Tree] = {}
     slots: dict[str, list[tuple[Wanted, Any]]] = {}
+    boxes = cache(_local_boxes)  # as in `flatten`
     for name, component in like.items():
         inner, scope, rank_zero = parts.unwrap(component)
         facts[name] = ComponentFacts(kind=parts.kind_of(name), scope=scope, rank_zero=rank_zero)
         trees[name] = tree.flatten(name, inner)
-        slots[name] = [(_wanted(name, path, leaf, rank_scoped=scope == "rank"), leaf) for path, leaf in trees[name].leaves]
+        slots[name] = [(_wanted(name, path, leaf, boxes, rank_scoped=scope == "rank"), leaf) for path, leaf in trees[name].leaves]
     wanted = [wanted for component in slots.values() for wanted, _ in component]
     places = (leaf.sharding for component in slots.values() for _, leaf in component if _has_place(leaf))
     return JaxTarget(components=facts, wanted=wanted, meshes=shards.mesh_records(places), like=like, trees=trees, slots=slots)
@@ -188,14 +194,14 @@ def _local_holders(shape: tuple[int, ...], facts: ComponentFacts) -> dict[Box, t
     return {Box.whole(shape): (0,) if facts.rank_zero else tuple(range(jax.process_count()))}
 
 
-def _wanted(component: str, path: Path, leaf: Any, *, rank_scoped: bool) -> Wanted:
+def _wanted(component: str, path: Path, leaf: Any, boxes: LocalBoxes, *, rank_scoped: bool) -> Wanted:
     """What one leaf of the target needs."""
     where = show_path(component, path)
     make = partial(Wanted, component=component, path=path, rank_scoped=rank_scoped)
     if tree.is_empty_node(leaf):
         return make(kind="empty", value=plain.empty_node(leaf))
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
-        return _wanted_device(make, leaf, where)
+        return _wanted_device(make, leaf, where, boxes)
     if plain.is_long(leaf):
         return make(path=(*path, nested.BYTES), kind="array", dtype="uint8")
     if leaves.is_array(leaf):
@@ -209,7 +215,7 @@ def _wanted(component: str, path: Path, leaf: Any, *, rank_scoped: bool) -> Want
     raise leaves.unsupported(leaf, where)
 
 
-def _wanted_device(make: Callable[..., Wanted], leaf: jax.Array | jax.ShapeDtypeStruct, where: str) -> Wanted:
+def _wanted_device(make: Callable[..., Wanted], leaf: jax.Array | jax.ShapeDtypeStruct, where: str, boxes: LocalBoxes) -> Wanted:
     facts, impl = leaves.key_data_facts(leaf) if leaves.is_key(leaf) else (leaf, None)
     if jax.dtypes.canonicalize_dtype(facts.dtype) != facts.dtype:
         raise CallError(f"{where}: JAX has no {facts.dtype} arrays unless jax_enable_x64 is set; set it, or restore to numpy")
@@ -219,7 +225,7 @@ def _wanted_device(make: Callable[..., Wanted], leaf: jax.Array | jax.ShapeDtype
         kind="array",
         dtype=dtypes.name_of(np.dtype(facts.dtype), where=where),
         shape=shape,
-        boxes=(Box.whole(shape),) if sharding is None else _local_boxes(sharding, shape),
+        boxes=(Box.whole(shape),) if sharding is None else boxes(sharding, shape),
         prng_impl=impl,
         weak_type=bool(getattr(leaf, "weak_type", False)),
     )
@@ -234,11 +240,14 @@ def _has_place(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) and leaf.sharding is not None
 
 
-def _made(wanted: Wanted, leaf: Any, found: Mapping[str, Found]) -> Any:
-    """The new leaf. Empty nodes and objects with state stay what they are."""
+def _ready(wanted: Wanted, leaf: Any, found: Mapping[str, Found], transfers: placing.Transfers) -> placing.Ready:
+    """What gives the new leaf. Empty nodes and objects with state stay what they are."""
     if wanted.kind in {"any", "empty"}:
-        return leaf
-    return placing.place(leaf, wanted, found[wanted.name]) if wanted.name in found else placing.keep(leaf, wanted)
+        return lambda: leaf
+    if wanted.name not in found:
+        kept = placing.keep(leaf, wanted)
+        return lambda: kept
+    return placing.place(leaf, wanted, found[wanted.name], transfers)
 
 
 def _rewrapped(like: Any, value: Any) -> Any:

@@ -16,11 +16,16 @@ import jax
 from jax._src import distributed  # jax.distributed does not show its client
 
 from ckptcore import channel
-from ckptcore.channel import PATIENCE, Channel, LocalChannel, waits
-from ckptcore.errors import CallError, CheckpointError
+from ckptcore.channel import PATIENCE, Channel, LocalChannel, joined, split, waits
+from ckptcore.errors import CallError, CheckpointError, DeadlineExceeded
 from ckptcore.events import log
 
 _PREFIX = "jaxckpt"
+_ALL = "all"
+"""The name of what rank 0 hands out, which begins with `_CAME` or `_LATE`."""
+_CAME, _LATE = b"+", b"-"
+_LINGER = 2.0
+"""Seconds after the deadline in which rank 0 may still hand out what has come."""
 
 
 def open_channel(label: str = "") -> Channel:
@@ -50,6 +55,12 @@ class JaxChannel:
         self._exchanges = 0
         self._written: list[str] = []
 
+    @property
+    def coordinator(self) -> str | None:
+        """The host of the coordinator that `jax.distributed.initialize` was told, or has found."""
+        address = distributed.global_state.coordinator_address
+        return None if address is None else address.rpartition(":")[0].strip("[]")
+
     def broadcast(self, data: bytes | None, *, timeout: float, what: str) -> bytes:
         """Rank 0's `data` on every rank; `timeout` in seconds. Raises `DeadlineExceeded` when it does not come."""
         self._exchanges += 1
@@ -61,21 +72,47 @@ class JaxChannel:
         return self._collect([0], timeout, what)[0]
 
     def gather(self, data: bytes, *, timeout: float, what: str) -> list[bytes]:
-        """Every rank's `data`, in rank order; `timeout` in seconds. `DeadlineExceeded` names all late ranks."""
+        """Every rank's `data`, in rank order; `timeout` in seconds. `DeadlineExceeded` names all late ranks, alike on all.
+
+        Rank 0 collects and hands out: a few requests a rank, where one for each other rank would be a million for a thousand.
+        """
         self._exchanges += 1
         earlier, self._written = self._written, []
         self._put(data, what)
-        collected = self._collect(range(self.size), timeout, what)
+        collected = self._hand_out(timeout, what) if self.rank == 0 else self._receive(timeout, what)
         # Whoever takes part in this exchange has read all earlier ones: their keys are done with.
         for key in earlier:
             self._client.key_value_delete(key)
         return collected
 
-    def _key(self, rank: int) -> str:
-        return f"{self._namespace}/{self._exchanges}/{rank}"
+    def _hand_out(self, timeout: float, what: str) -> list[bytes]:
+        """On rank 0: all messages, which the others get from here; or why there are none, which they get too."""
+        try:
+            collected = self._collect(range(self.size), timeout, what)
+        except DeadlineExceeded as error:
+            self._put(_LATE + str(error).encode(), what, _ALL)
+            raise
+        self._put(_CAME + joined(collected), what, _ALL)
+        return collected
 
-    def _put(self, data: bytes, what: str) -> None:
-        key = self._key(self.rank)
+    def _receive(self, timeout: float, what: str) -> list[bytes]:
+        """On every other rank: what rank 0 hands out. It needs a moment longer than the last message."""
+        deadline = time.monotonic() + timeout
+        outcome = self._wait(0, deadline + _LINGER, what, _ALL)
+        if outcome is None:  # rank 0 has died, or never came
+            ranks = [0] if self._ask("0", 0.0, what) is None else range(self.size)
+            missing = [rank for rank in ranks if self._ask(f"{rank}", 0.0, what) is None]
+            raise channel.late(what, missing or [0], self.size, timeout)
+        if outcome.startswith(_LATE):
+            raise DeadlineExceeded(outcome.removeprefix(_LATE).decode())
+        return split(outcome.removeprefix(_CAME))
+
+    def _key(self, name: str) -> str:
+        return f"{self._namespace}/{self._exchanges}/{name}"
+
+    def _put(self, data: bytes, what: str, name: str | None = None) -> None:
+        """Store a message, by default under this rank's number."""
+        key = self._key(f"{self.rank}" if name is None else name)
         try:
             self._client.key_value_set_bytes(key, data)
         except jax.errors.JaxRuntimeError as error:
@@ -96,21 +133,22 @@ class JaxChannel:
             raise channel.late(what, late, self.size, timeout)
         return [found[rank] for rank in ranks]
 
-    def _wait(self, rank: int, deadline: float, what: str) -> bytes | None:
+    def _wait(self, rank: int, deadline: float, what: str, name: str | None = None) -> bytes | None:
         """A rank's message, or None when it is not there at the deadline. A long wait is told in the log."""
+        name = f"{rank}" if name is None else name
         patience = min(deadline, time.monotonic() + PATIENCE)
-        found = self._ask(rank, patience, what)
+        found = self._ask(name, patience, what)
         if found is None and patience < deadline:
             log.warning("%s", waits(what, self.rank, rank))
-            found = self._ask(rank, deadline, what)
+            found = self._ask(name, deadline, what)
         return found
 
-    def _ask(self, rank: int, deadline: float, what: str) -> bytes | None:
+    def _ask(self, name: str, deadline: float, what: str) -> bytes | None:
         left = round((deadline - time.monotonic()) * 1000)
         try:
             if left > 0:
-                return self._client.blocking_key_value_get_bytes(self._key(rank), left)
-            return self._client.key_value_try_get_bytes(self._key(rank))
+                return self._client.blocking_key_value_get_bytes(self._key(name), left)
+            return self._client.key_value_try_get_bytes(self._key(name))
         except jax.errors.JaxRuntimeError as error:
             if "DEADLINE_EXCEEDED" in str(error) or "NOT_FOUND" in str(error):
                 return None

@@ -44,6 +44,8 @@ class Checkpointer(checkpointer.Checkpointer):
       coordinator_timeout: seconds that a save waits for every process's receipt before it is aborted.
       max_staging_bytes: the most host memory that one process's snapshot may take; None: no bound.
       chunk_bytes: the most bytes of one stored chunk; smaller ones suit other meshes better.
+      fetch_once: whether, in a restore, each chunk that several processes need whole is read from the store by one of them,
+        and passed on to the others over TCP; what does not come that way, they read from the store themselves.
       verify_rate: bytes a second at which process 0 reads each checkpoint back, in the background and between saves, to note
         whether it is whole; every byte is read once more. None: nobody does.
       metrics_port: the port at which process 0 serves Prometheus metrics (the extra `metrics`); None: no metrics.
@@ -67,6 +69,7 @@ class Checkpointer(checkpointer.Checkpointer):
         coordinator_timeout: float = 600.0,
         max_staging_bytes: int | None = None,
         chunk_bytes: int = CHUNK_BYTES,
+        fetch_once: bool = False,
         verify_rate: float | None = None,
         metrics_port: int | None = None,
         on_event: Listener | None = None,
@@ -87,6 +90,7 @@ class Checkpointer(checkpointer.Checkpointer):
             coordinator_timeout=coordinator_timeout,
             max_staging_bytes=max_staging_bytes,
             chunk_bytes=chunk_bytes,
+            fetch_once=fetch_once,
             verify_rate=verify_rate,
             metrics_port=metrics_port,
             on_event=on_event,

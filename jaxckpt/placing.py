@@ -7,7 +7,9 @@ sharding says. Memory handed over by the core belongs to the leaf: JAX may use i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import jax
@@ -23,18 +25,47 @@ from jaxckpt import shards
 from jaxckpt.leaves import is_key
 
 Boxes = Mapping[Box, np.ndarray]
+Ready = Callable[[], Any]
+"""Gives a leaf, once what it is made of is on the devices."""
 
 
-def place(leaf: Any, wanted: Wanted, found: Found) -> Any:
-    """The restored leaf for `leaf` of the target: an array, abstract array, number or other value."""
+@dataclass
+class Transfers:
+    """Host arrays for the devices. All go in one call: for small ones the call is what takes time."""
+
+    values: list[np.ndarray] = field(default_factory=list)
+    places: list[Sharding | None] = field(default_factory=list)
+    made: dict[int, jax.Array] = field(default_factory=dict)
+    boxes: Callable[[Sharding, tuple[int, ...]], Mapping[Any, Box]] = field(default_factory=lambda: cache(shards.boxes))
+    """As `shards.boxes`. Many leaves share sharding and shape; on many devices the boxes are what takes time."""
+
+    def add(self, value: np.ndarray, place: Sharding | None) -> Callable[[], jax.Array]:
+        """Send `value` with the others to `place`; None: to JAX's default device, uncommitted."""
+        number = len(self.values)
+        self.values.append(value)
+        self.places.append(place)
+        return lambda: self.made.pop(number)
+
+    def start(self) -> None:
+        """Send them all."""
+        free = [number for number, place in enumerate(self.places) if place is None]
+        bound = [number for number, place in enumerate(self.places) if place is not None]
+        self.made.update(zip(free, jax.device_put([self.values[number] for number in free]), strict=True))
+        values, places = [self.values[number] for number in bound], [self.places[number] for number in bound]
+        self.made.update(zip(bound, jax.device_put(values, places), strict=True))
+        self.values.clear()
+
+
+def place(leaf: Any, wanted: Wanted, found: Found, transfers: Transfers) -> Ready:
+    """What gives, after the transfers, the restored leaf for `leaf` of the target: an array, abstract array, number, or value."""
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
-        return _device_leaf(leaf, wanted, found)
+        return _device_leaf(leaf, wanted, found, transfers)
     if isinstance(leaf, np.ndarray | np.generic):
-        return _host_leaf(leaf, wanted, found)
+        return lambda: _host_leaf(leaf, wanted, found)
     if found.boxes is None:
-        return found.value
+        return lambda: found.value
     value = next(iter(found.boxes.values()))
-    return value.tobytes() if isinstance(leaf, bytes) else type(leaf)(value[()])
+    return lambda: value.tobytes() if isinstance(leaf, bytes) else type(leaf)(value[()])
 
 
 def keep(leaf: Any, wanted: Wanted) -> Any:
@@ -65,7 +96,7 @@ def device_sharding(leaf: jax.Array | jax.ShapeDtypeStruct, where: str) -> Shard
     return sharding
 
 
-def _device_leaf(leaf: jax.Array | jax.ShapeDtypeStruct, wanted: Wanted, found: Found) -> jax.Array:
+def _device_leaf(leaf: jax.Array | jax.ShapeDtypeStruct, wanted: Wanted, found: Found, transfers: Transfers) -> Ready:
     where = show_path(wanted.component, wanted.path)
     boxes, weak = found.boxes, found.weak_type
     if boxes is None:
@@ -73,26 +104,31 @@ def _device_leaf(leaf: jax.Array | jax.ShapeDtypeStruct, wanted: Wanted, found: 
         boxes, weak = dict.fromkeys(wanted.boxes, number), bool(getattr(leaf, "weak_type", False))
     sharding = device_sharding(leaf, where)
     if sharding is None:
-        array = _default_array(boxes[wanted.boxes[0]], found.memory_kind)
+        array = transfers.add(boxes[wanted.boxes[0]], _default_place(found.memory_kind))
     else:
-        array = _sharded_array(boxes, _shape(wanted), sharding, dtypes.numpy_dtype(wanted.dtype or ""))
+        array = _sharded_array(boxes, _shape(wanted), sharding, dtypes.numpy_dtype(wanted.dtype or ""), transfers)
     if wanted.prng_impl is not None:
-        return jax.random.wrap_key_data(array, impl=wanted.prng_impl)
-    return _weak(array) if weak else array
+        return lambda: jax.random.wrap_key_data(array(), impl=wanted.prng_impl)
+    return (lambda: _weak(array())) if weak else array
 
 
-def _sharded_array(boxes: Boxes, shape: tuple[int, ...], sharding: Sharding, dtype: Any) -> jax.Array:
-    local = [(device, box) for device, box in shards.boxes(sharding, shape).items() if device in sharding.addressable_devices]
-    places = [SingleDeviceSharding(device, memory_kind=sharding.memory_kind) for device, _ in local]
-    parts = jax.device_put([boxes[box] for _, box in local], places)
-    return jax.make_array_from_single_device_arrays(shape, sharding, parts, dtype=dtype)
+def _sharded_array(
+    boxes: Boxes, shape: tuple[int, ...], sharding: Sharding, dtype: Any, transfers: Transfers
+) -> Callable[[], jax.Array]:
+    held = transfers.boxes(sharding, shape)
+    parts: Sequence[Callable[[], jax.Array]] = [
+        transfers.add(boxes[held[device]], SingleDeviceSharding(device, memory_kind=sharding.memory_kind))
+        for device in held
+        if device in sharding.addressable_devices
+    ]
+    return lambda: jax.make_array_from_single_device_arrays(shape, sharding, [part() for part in parts], dtype=dtype)
 
 
-def _default_array(value: np.ndarray, memory_kind: str | None) -> jax.Array:
+def _default_place(memory_kind: str | None) -> Sharding | None:
     device = jax.local_devices()[0]
     if memory_kind is None or memory_kind not in {memory.kind for memory in device.addressable_memories()}:
-        return jax.device_put(value)
-    return jax.device_put(value, SingleDeviceSharding(device, memory_kind=memory_kind))
+        return None
+    return SingleDeviceSharding(device, memory_kind=memory_kind)
 
 
 def _weak(array: jax.Array) -> jax.Array:

@@ -81,7 +81,7 @@ def _fetch_whole(source: Source) -> Fetch:
     shard = data.addressable_shards[0]
     if tuple(shard.data.shape) == tuple(data.shape):
         return _fetch(shard.data)
-    return lambda: np.array(data)
+    return lambda: np.array(_again(data, [shard.data for shard in data.addressable_shards]))
 
 
 def _fetch_parts(source: Source, own: Sequence[Box]) -> list[Fetch]:
@@ -123,6 +123,7 @@ def _fetch(part: jax.Array) -> Fetch:
     if _on_cpu(part):
         view = np.asarray(part)
         return lambda: view
+    part = _again(part, [part])
     part.copy_to_host_async()
     fetched: list[np.ndarray] = []
 
@@ -134,6 +135,11 @@ def _fetch(part: jax.Array) -> Fetch:
         return fetched[0]
 
     return fetch
+
+
+def _again(array: jax.Array, parts: list[jax.Array]) -> jax.Array:
+    """An array of its own over the same memory: what JAX has fetched of an array it keeps for as long as that array lives."""
+    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, parts, dtype=array.dtype)
 
 
 def _on_cpu(part: jax.Array) -> bool:

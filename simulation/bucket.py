@@ -98,8 +98,10 @@ class Endpoint:
             return Read("missing", b"", Stamp(_ABSENT))
         if byte_range is not None:
             start, stop = byte_range.start or 0, byte_range.stop
-            if start > len(data) or (stop is not None and stop > len(data)):
-                raise ValueError(f"OUT_OF_RANGE: [{start}, {stop}) of {len(data)} bytes")
+            if start > len(data) or -start > len(data) or (stop is not None and stop > len(data)):
+                raise ValueError(
+                    f"OUT_OF_RANGE: Requested byte range [{start}, {stop}) is not valid for value of size {len(data)}"
+                )
             data = data[start:stop]
         return Read("value", data, Stamp(b"some generation"))
 

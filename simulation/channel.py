@@ -21,6 +21,8 @@ class Hub:
 class HubChannel:
     """See `ckptcore.channel.Channel`. A message of a rank that has died meanwhile still arrives."""
 
+    coordinator = None
+
     def __init__(self, hub: Hub, rank: int) -> None:
         self.hub, self.rank, self.size, self.turn = hub, rank, hub.size, 0
 

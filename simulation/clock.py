@@ -42,6 +42,6 @@ class VirtualClock(Clock):
         """See `Clock.varied`."""
         return seconds * self._scheduler.chance.uniform(0.5, 1.5)
 
-    def polls(self, timeout: float, *, first: float = 0.005, most: float = 0.5) -> Iterator[float]:
-        """As `Clock.polls`, but a dozen times at most: what a wait costs is its number of polls, and virtual time is free."""
+    def polls(self, timeout: float, *, first: float = 0.005, most: float = 5.0) -> Iterator[float]:
+        """As `Clock.polls`, but some dozen times at most: what a wait costs is its number of polls, and virtual time is free."""
         return super().polls(timeout, first=max(first, timeout / 60), most=max(most, timeout / 6))

@@ -11,6 +11,7 @@ from typing import Any
 import tensorstore as ts
 
 from ckptcore.errors import CallError, StoreError, StoreFull, StoreUnavailable
+from ckptcore.limits import limits
 from ckptcore.names import check_key
 from ckptcore.storekeys import check_range, directory_key, is_key
 from simulation.contents import How
@@ -23,6 +24,7 @@ class Disk:
 
     driver = "file"
     url = "file:///simulated"
+    limits = limits()
 
     def __init__(self, service: Service, process: Process) -> None:
         self._service, self._process, self._contents = service, process, service.contents
@@ -51,7 +53,7 @@ class Disk:
         data = self._ask("get", key, lambda _: self._get(key))
         return None if data is None else data[first:last]
 
-    def size(self, key: str) -> int | None:
+    def size(self, key: str, guess: int | None = None) -> int | None:  # noqa: ARG002 - a file system tells
         """See `Store.size`."""
         check_key(key)
         data = self._ask("size", key, lambda _: self._get(key))

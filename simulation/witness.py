@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import tensorstore as ts
 
 from ckptcore import names
+from ckptcore.limits import limits
 from ckptcore.names import GenerationId
 from ckptcore.store import Store
 from simulation.contents import Contents
@@ -36,7 +37,7 @@ class Witness:
 
     def __init__(self, inner: Store, process: Process, listener: Listener) -> None:
         self._inner, self._process, self._listener = inner, process, listener
-        self.url, self.driver = inner.url, inner.driver
+        self.url, self.driver, self.limits = inner.url, inner.driver, inner.limits
 
     @property
     def context(self) -> ts.Context:
@@ -62,10 +63,10 @@ class Witness:
         self._asked("get", key, "absent" if found is None else "there")
         return found
 
-    def size(self, key: str) -> int | None:
+    def size(self, key: str, guess: int | None = None) -> int | None:
         """See `Store.size`."""
         self._asked("size", key)
-        return self._inner.size(key)
+        return self._inner.size(key, guess)
 
     def list(self, prefix: str = "") -> Iterator[str]:
         """See `Store.list`."""
@@ -117,6 +118,7 @@ class Truth:
 
     driver = "file"
     url = "file:///simulated"
+    limits = limits()
 
     def __init__(self, contents: Contents) -> None:
         self._contents = contents
@@ -127,7 +129,7 @@ class Truth:
         data = self._contents.get(key)
         return None if data is None else data[start or 0 : stop]
 
-    def size(self, key: str) -> int | None:
+    def size(self, key: str, guess: int | None = None) -> int | None:  # noqa: ARG002 - the truth is at hand
         """See `Store.size`."""
         data = self._contents.get(key)
         return None if data is None else len(data)

@@ -19,20 +19,22 @@ ROOT = Path(__file__).parents[1]
 LAYERS: dict[str, list[str]] = {
     "ckptcore": [
         "clock errors formats.__init__ inspect.__init__ inspect.failures inspect.statistics monitor.__init__",
-        "operate.__init__ preemption workers",
-        "canonical channel components convert.hyper convert.naming dtypes geometry hostrandom interval names posix retry",
-        "sampler signals",
+        "operate.__init__ preemption sharewire workers",
+        "canonical channel components convert.hyper convert.naming dtypes geometry hostrandom interval limits names posix",
+        "retry sampler signals",
         "arguments convert.axes convert.optax_state events formats.boxes_in_files formats.renames",
         "formats.safetensors_header nested schedule storekeys structs values",
         "cadence convert.rules filestore objectstore plain records",
         "convert.pairing digests guarantees handle keep layout phases readable schemas store",
-        "array_spec backend convert.shown inspect.leaves orbax_view probe storereads",
-        "array_merge array_writer convert.modules convert.torch_state convert.view formats.hosting formats.orbax_folder",
-        "formats.orbax_metadata inspect.runs ledger match nodes operate.transfer union",
-        "array_reader convert.optimizers formats.foreign formats.orbax_chunks notes restore wants",
-        "arrays convert.conversion formats.fresh_folder formats.orbax_source formats.safetensors history",
-        "chosen convert.directions formats.safetensors_export inspect.findings listing proof reader writer",
-        "convert.__init__ coordinator inspect.streaming",
+        "array_spec backend convert.shown inspect.leaves leafunion orbax_view probe storereads",
+        "array_locations array_merge array_ranges array_writer convert.modules convert.torch_state convert.view",
+        "formats.hosting formats.orbax_folder formats.orbax_metadata inspect.runs ledger match nodes operate.transfer",
+        "shareplan union",
+        "array_results convert.optimizers formats.foreign formats.orbax_chunks notes restore wants",
+        "array_reader convert.conversion formats.fresh_folder formats.orbax_source formats.safetensors history sharing",
+        "arrays chosen convert.directions formats.safetensors_export inspect.findings listing",
+        "convert.__init__ proof reader writer",
+        "coordinator inspect.streaming",
         "formats.exporting incarnations inspect.difference uploads verify",
         "forks formats.orbax_export formats.zarr_export inspect.inventory inspect.locating inspect.outline",
         "inspect.proving inspect.watching monitor.verifier operate.copying retention session",
@@ -63,22 +65,16 @@ LAYERS: dict[str, list[str]] = {
         "__init__",
     ],
     "torchckpt": [
-        "channel inert leaves rng shards slots",
-        "dcp_export dcp_metadata objects preemption sampler staging",
-        "dcp_source memory modules optimizer_state",
-        "gradients optimizers",
-        "tree",
-        "nodes",
+        "channel dcp.keys inert leaves rng shards slots tree",
+        "dcp.plans dcp_export dcp_metadata memory objects preemption sampler staging",
+        "dcp_source modules optimizer_state",
+        "gradients nodes optimizers",
         "target",
         "backend",
-        "checkpointer",
-        "dcp.keys",
-        "dcp.catalogue dcp.plans",
-        "dcp.held dcp.lineage",
-        "dcp.assemble dcp.reader",
+        "checkpointer dcp.catalogue dcp.held dcp.lineage",
+        "__init__ dcp.assemble dcp.reader titan",
         "dcp.writer",
-        "dcp.__init__ titan",
-        "__init__",
+        "dcp.__init__",
     ],
     "ckpt_conformance": [
         "__init__ adapters.__init__ adapters.answers adapters.minimal_format adapters.peers adapters.serving",
@@ -123,6 +119,17 @@ LAYERS: dict[str, list[str]] = {
         "stage",
         "acts",
         "__main__",
+    ],
+    "benchmarks": [
+        "__init__ budgets cold_start_child counting_proxy machine memory page_cache peers.__init__ silent_damage",
+        "simulated soak state tables",
+        "__main__ cold_start counting device_sections floor interference peers.durable plot ranks requests soak_child",
+        "subject",
+        "child device device_jax device_torch growth job on_jax on_torch pages peers.ours",
+        "cold_start_jax cold_start_torch interference_child measuring peers.dcp peers.orbax peers.ours_jax",
+        "peers.ours_torch peers.safetensors peers.torch_checkpointing ranks_child",
+        "summary",
+        "compare",
     ],
 }
 FOLDERS = {"ckpt_conformance": ROOT / "conformance" / "ckpt_conformance"}
@@ -338,7 +345,8 @@ def test_make_has_the_target(target: str) -> None:
 def test_ci_runs_the_commands_that_people_run() -> None:
     lines = (ROOT / ".ci" / "run").read_text().splitlines()
     commands = [line for line in lines if line and not line.startswith(("#", "set ", "cd ", "if ", "    ", "fi"))]
-    assert commands == ["make check", "make test", "make model", "make conformance ARGS=--quick", "make test-s3", "make wheel"]
+    suites = ["make conformance ARGS=--quick", "make test-s3", "make wheel", 'make bench ARGS="all --smoke"']
+    assert commands == ["make check", "make test", "make model", *suites]
 
 
 def test_what_is_tested_is_pinned_exactly() -> None:

@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage] -- documented, but not in __all__
+from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage] -- documented, but not in __all__
 
-from ckptcore.channel import PATIENCE, Channel, LocalChannel, late, waits
+from ckptcore.channel import PATIENCE, Channel, LocalChannel, joined, late, split, waits
 from ckptcore.clock import Clock
 from ckptcore.errors import CallError, CheckpointError, DeadlineExceeded
 from ckptcore.events import log
@@ -95,6 +95,14 @@ class TorchChannel:
         self._exchanges = 0
         self._written: list[str] = []
 
+    @property
+    def coordinator(self) -> str | None:
+        """The host of the process group's store; `MASTER_ADDR` where that does not tell."""
+        store: Any = self._store
+        while isinstance(store, PrefixStore):
+            store = store.underlying_store
+        return store.host if isinstance(store, TCPStore) else os.environ.get("MASTER_ADDR")
+
     def broadcast(self, data: bytes | None, *, timeout: float, what: str) -> bytes:
         """Rank 0's `data` on every rank; `timeout` in seconds. Raises `DeadlineExceeded` when it does not come."""
         self._exchanges += 1
@@ -139,7 +147,7 @@ class TorchChannel:
         if missing:
             return self._decide(str(late(what, missing, self.size, timeout)).encode()), []
         messages = [self._get(f"{rank}") for rank in range(self.size)]
-        self._put("messages", b"".join(len(message).to_bytes(8, "big") + message for message in messages))
+        self._put("messages", joined(messages))
         self._written.append(self._key("outcome"))
         return self._decide(_ALL_CAME), messages
 
@@ -151,7 +159,7 @@ class TorchChannel:
             # Nobody is missing but rank 0's answer: it died in between, or is about to.
             missing = self._missing(deadline, what) or [0]
             outcome = self._decide(str(late(what, missing, self.size, timeout)).encode())
-        return outcome, _split(self._get("messages")) if outcome == _ALL_CAME else []
+        return outcome, split(self._get("messages")) if outcome == _ALL_CAME else []
 
     def _leave(self) -> None:
         """Rank 0 leaves last, if it does not take long: its process may hold the store, and end over what it was told."""
@@ -205,14 +213,3 @@ class TorchChannel:
         first = self._store.get(key)
         others = range(1, int.from_bytes(first[:8], "big"))
         return b"".join([first[8:], *(self._store.get(f"{key}/{number}") for number in others)])
-
-
-def _split(joined: bytes) -> list[bytes]:
-    """The messages, each after its length of 8 bytes."""
-    messages = []
-    start = 0
-    while start < len(joined):
-        stop = start + 8 + int.from_bytes(joined[start : start + 8], "big")
-        messages.append(joined[start + 8 : stop])
-        start = stop
-    return messages

@@ -113,7 +113,8 @@ class CudaCopier:
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """See `Copier.copy`."""
         with self._cuda.stream(self._stream(source.device)):
-            target.copy_(source, non_blocking=True)
+            # Of a lazy one torch would copy the memory as it is, and conjugate or negate on the host before it has arrived.
+            target.copy_(source.resolve_conj().resolve_neg(), non_blocking=True)
 
     def finish(self) -> None:
         """See `Copier.finish`."""

@@ -201,7 +201,7 @@ class _Abstract(_Single):
     """A meta tensor: a new tensor on the CPU takes its place. The node is what it is called in errors."""
 
     def ready(self, found: Found) -> Action:
-        made = leaves.from_numpy(np.array(_array(self.leaf, found)))
+        made = leaves.from_numpy(_array(self.leaf, found))
         return lambda: made
 
     def keep(self) -> Any:

@@ -13,7 +13,7 @@ from ckptcore.inspect.inventory import Entry, inventory, time_of
 from ckptcore.names import GenerationId
 from ckptcore.reader import Checkpoint
 from ckptcore.store import Store
-from ckptcore.storereads import THREADS, record_bytes
+from ckptcore.storereads import record_bytes
 from ckptcore.verify import whole_receipt
 from ckptcore.workers import Workers
 
@@ -74,7 +74,7 @@ def chronicle(store: Store, *, newest: int = NEWEST) -> Chronicle:
 
 def deliveries(checkpoint: Checkpoint) -> tuple[Delivery, ...]:
     """What each rank delivered to a commit, by its receipts. Raises a `DamageError` for one that is not what the roster says."""
-    with Workers(THREADS, "receipts") as pool:
+    with Workers(checkpoint.store.limits.requests, "receipts") as pool:
         found = pool.map(lambda delivered: whole_receipt(checkpoint.store, delivered), checkpoint.roster.ranks)
         return tuple(map(_delivery, found))
 

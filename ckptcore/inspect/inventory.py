@@ -16,7 +16,7 @@ from ckptcore.listing import Generation, describe
 from ckptcore.names import GenerationId
 from ckptcore.records import Level, Manifest
 from ckptcore.store import Store
-from ckptcore.storereads import THREADS, bounded_bytes, record_bytes
+from ckptcore.storereads import bounded_bytes, record_bytes
 from ckptcore.workers import Workers
 
 State = Literal["committed", "verified", "stray", "quarantined", "damaged", "retired", "aborted", "undecided", "unreadable"]
@@ -57,7 +57,7 @@ def inventory(store: Store) -> list[Entry]:
     """All generations, oldest first, also those that have files but no decision yet. Raises `NotFound` where there is no run."""
     history = History.load(store)
     undecided = [generation for generation in stored(store) if generation not in history.generations]
-    with Workers(THREADS, "inventory") as pool:
+    with Workers(store.limits.requests, "inventory") as pool:
         list(pool.map(history.decided, history.generations))  # at a time: an object store takes its time for each
     found = [describe(history, generation) for generation in (*history.generations, *undecided)]
     path, head = _path(history)

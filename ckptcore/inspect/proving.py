@@ -15,7 +15,7 @@ from ckptcore.ledger import Decided
 from ckptcore.names import GenerationId
 from ckptcore.proof import Proven, Refuted
 from ckptcore.store import Store
-from ckptcore.storereads import THREADS, exists, record_bytes
+from ckptcore.storereads import exists, record_bytes
 from ckptcore.verify import lost_files
 from ckptcore.workers import Workers
 
@@ -123,7 +123,7 @@ def _claimed(store: Store, generation: GenerationId, receipts: Mapping[int, byte
 
 
 def _lost(store: Store, generation: GenerationId, receipts: Sequence[records.Receipt]) -> Iterator[Finding]:
-    with Workers(THREADS, "proof") as pool:
+    with Workers(store.limits.requests, "proof") as pool:
         for problem in lost_files(store, generation, receipts, pool):
             at = {"generation": generation, "rank": problem.rank, "key": problem.key}
             yield Finding(kind="damaged", text=problem.text, clause="P-12, P-35.8", **at)

@@ -13,7 +13,7 @@ from ckptcore.keep import Keep
 from ckptcore.names import GenerationId
 from ckptcore.retention import Collected, Collector
 from ckptcore.store import Store
-from ckptcore.storereads import THREADS, bounded_bytes
+from ckptcore.storereads import bounded_bytes
 from ckptcore.workers import Workers
 
 UNDECIDED = "it is undecided: its own job decides it, `ckpt recover` if it is complete, or the next start"
@@ -67,7 +67,7 @@ def stored_bytes(store: Store, run_id: str, generation: GenerationId) -> int:
 
     An object store is not asked for the size of every object; what no receipt vouches for is not counted there.
     """
-    with Workers(THREADS, "sizes") as pool:
+    with Workers(store.limits.requests, "sizes") as pool:
         if store.driver == "file":
             found = pool.map(store.size, store.list(names.generation_prefix(generation)))
             return sum(size or 0 for size in found)

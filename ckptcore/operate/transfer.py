@@ -13,11 +13,8 @@ from ckptcore.store import Store
 from ckptcore.storereads import has_size
 from ckptcore.workers import Workers
 
-HELD_BYTES = 256 << 20
-"""The most bytes that are under way at a time, or one object if that is larger."""
 PIECE_BYTES = 8 << 20
 """What is read at a time: progress is told, and bandwidth shared out, in pieces of it."""
-THREADS = 8
 
 
 @dataclass(frozen=True)
@@ -65,8 +62,9 @@ class Transfer:
         Raises `Damaged` for an object of the source that is not what its record says, and for one of the target that is
         neither, and a `StoreError` of either.
         """
-        with Workers(THREADS, "copy") as pool:
-            return sum(sum(pool.map(self._send, batch)) for batch in batches(items))
+        limits = self.target.limits
+        with Workers(limits.requests, "copy") as pool:
+            return sum(sum(pool.map(self._send, batch)) for batch in batches(items, limits.bytes_in_flight))
 
     def _send(self, item: Item) -> int:
         if has_size(self.target, item.key, item.size):
@@ -102,8 +100,8 @@ class Transfer:
             yield part
 
 
-def batches(items: Iterable[Item], most: int = HELD_BYTES) -> Iterator[list[Item]]:
-    """Items in their order, as many together as have at most `most` bytes."""
+def batches(items: Iterable[Item], most: int) -> Iterator[list[Item]]:
+    """Items in their order, as many together as have at most `most` bytes, or one that is larger."""
     held, batch = 0, list[Item]()
     for item in items:
         if batch and held + item.size > most:

@@ -12,7 +12,7 @@ from ckptcore import dtypes
 from ckptcore.arrays import ArrayReader, DatabaseWriter, StoredArray, check_merged, merge
 from ckptcore.geometry import Box, Grid
 from ckptcore.names import GenerationId, database_prefix, state_prefix
-from ckptcore.store import Store, open_store
+from ckptcore.store import Storage, Store, open_store
 
 GENERATION = GenerationId(1, 10, 1)
 STATE = state_prefix(GENERATION)
@@ -37,9 +37,16 @@ class Database:
         return check_merged(self.store, STATE, self.arrays)
 
 
-def write(path: Path | str, arrays: Mapping[str, tuple[np.ndarray, Grid]], ranks: int = 1, *, merged: bool = True) -> Database:
+def write(
+    path: Path | str,
+    arrays: Mapping[str, tuple[np.ndarray, Grid]],
+    ranks: int = 1,
+    *,
+    merged: bool = True,
+    storage: Storage | None = None,
+) -> Database:
     """Write arrays in their stored dtype; chunk `i` is written by rank `i % ranks`."""
-    database = Database(open_store(str(path)))
+    database = Database(open_store(str(path), storage))
     found: dict[str, dict[int, str]] = {name: {} for name in arrays}
     for rank in range(ranks):
         database.prefixes.append(database_prefix(GENERATION, rank, f"{rank:08x}"))

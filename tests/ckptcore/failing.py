@@ -21,7 +21,7 @@ class WrappedStore:
 
     def __init__(self, inner: Store) -> None:
         self.inner = inner
-        self.url, self.driver, self.context = inner.url, inner.driver, inner.context
+        self.url, self.driver, self.context, self.limits = inner.url, inner.driver, inner.context, inner.limits
 
     def around(self, operation: str, key: str, call: Callable[[], T]) -> T:  # noqa: ARG002 - for those who override it
         return call()
@@ -32,8 +32,8 @@ class WrappedStore:
     def get(self, key: str, start: int | None = None, stop: int | None = None) -> bytes | None:
         return self.around("get", key, lambda: self.inner.get(key, start, stop))
 
-    def size(self, key: str) -> int | None:
-        return self.around("size", key, lambda: self.inner.size(key))
+    def size(self, key: str, guess: int | None = None) -> int | None:
+        return self.around("size", key, lambda: self.inner.size(key, guess))
 
     def list(self, prefix: str = "") -> Iterator[str]:
         return iter(self.around("list", prefix, lambda: [*self.inner.list(prefix)]))

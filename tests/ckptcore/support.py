@@ -59,6 +59,9 @@ class FakeClock(Clock):
         self.now += seconds
         self.on_sleep()
 
+    def varied(self, seconds: float) -> float:
+        return seconds
+
 
 # Ranks
 
@@ -74,6 +77,8 @@ class Hub:
 
 class ThreadChannel:
     """A `Channel` between threads of one process."""
+
+    coordinator: str | None = "127.0.0.1"
 
     def __init__(self, hub: Hub, rank: int) -> None:
         self.hub, self.rank, self.size, self.turn = hub, rank, hub.size, 0

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from http import HTTPStatus
 
 import pytest
 from hypothesis import given
@@ -48,6 +49,19 @@ def test_the_ordering_example_of_rfc_8785() -> None:
 def test_keys_beyond_the_bmp_sort_before_the_end_of_the_bmp_at_every_depth() -> None:
     inner = {"\ufb33": 1, "\U0001f600": 2}
     assert canonical.encode([{"a": inner}]) == '[{"a":{"😀":2,"\ufb33":1}}]'.encode()
+
+
+class Version(str):
+    """As torch has it."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "something else"
+
+
+def test_text_and_numbers_may_be_of_subclasses() -> None:
+    assert canonical.encode({"b": Version("2.13"), Version("a"): HTTPStatus.OK}) == b'{"a":200,"b":"2.13"}'
 
 
 def test_the_form_is_dense_utf8_with_the_escapes_of_rfc_8785() -> None:

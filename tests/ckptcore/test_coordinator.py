@@ -137,7 +137,7 @@ def test_a_coordinator_that_waits_in_vain_notices_its_successor(job: Job) -> Non
     clock.on_sleep = lambda: job.store.put_if_absent(names.claim_key(2), b"a successor") if clock.now > 3 else None
     with pytest.raises(Superseded):
         Coordinator(job.store, job.coordinator().run_id, 1, clock).commit(generation, 2, timeout=600.0)
-    assert clock.now < 5
+    assert clock.now < 10
 
 
 def test_the_fence_comes_last(job: Job) -> None:
@@ -217,7 +217,7 @@ def test_an_object_store_is_asked_little_about_a_file() -> None:
     assert isinstance(job.coordinator().examine(generation), Proven)
     files = [key for key in counting.inner.list(names.state_prefix(generation)) if "/d/" in key]
     assert files
-    assert asked == ["get"] * 2 * len(files)
+    assert asked == ["size"] * len(files)
 
 
 def test_no_answer_about_a_file_decides_nothing(job: Job) -> None:

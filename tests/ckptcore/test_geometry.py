@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptcore.errors import CallError
-from ckptcore.geometry import CHUNK_BYTES, Box, Claimable, Grid, assign, choose_grid, tiling_problems
+from ckptcore.geometry import CHUNK_BYTES, Box, Claimable, Grid, assign, choose_grid, in_grid_order, tiling_problems
 
 Cuts = tuple[tuple[int, ...], ...]
 
@@ -300,6 +300,25 @@ class TestTilingProblems:
         assert (not tiling_problems(cells, owners)) == (written == list(range(cells)))
 
 
+class TestInGridOrder:
+    @given(st.data(), st.integers(0, 8))
+    def test_what_ranks_wrote_comes_in_the_order_of_the_grid(self, data: st.DataObject, cells: int) -> None:
+        order = data.draw(st.permutations(range(cells)))
+        cut = data.draw(st.integers(0, cells))
+        assert in_grid_order(cells, [[(cell, str(cell)) for cell in part] for part in (order[:cut], order[cut:])]) == [
+            str(cell) for cell in range(cells)
+        ]
+
+    @given(st.integers(0, 6), st.lists(st.lists(st.integers(-2, 8), max_size=4), max_size=4))
+    def test_it_gives_none_exactly_when_there_are_problems(self, cells: int, parts: list[list[int]]) -> None:
+        owners: dict[int, list[int]] = {}
+        for rank, part in enumerate(parts):
+            for cell in part:
+                owners.setdefault(cell, []).append(rank)
+        found = in_grid_order(cells, [[(cell, "digest") for cell in part] for part in parts])
+        assert (found is None) == bool(tiling_problems(cells, owners))
+
+
 @st.composite
 def claims(draw: st.DrawFn) -> list[Claimable]:
     pools = draw(st.lists(st.sets(st.integers(0, 9), min_size=1).map(lambda ranks: tuple(sorted(ranks))), min_size=1, max_size=4))
@@ -338,6 +357,16 @@ class TestAssign:
     def test_what_only_one_rank_holds_counts_first(self) -> None:
         cells = [Claimable("mine", 0, 10, (0,)), Claimable("ours", 0, 10, (0, 1)), Claimable("big", 0, 99, (0, 1))]
         assert assign(cells) == {("mine", 0): 0, ("big", 0): 1, ("ours", 0): 0}
+
+    @given(claims())
+    def test_chunks_with_one_holder_may_be_given_as_loads(self, cells: list[Claimable]) -> None:
+        single = [claim for claim in cells if len(claim.holders) == 1]
+        loads: dict[int, int] = {}
+        for claim in single:
+            loads[claim.holders[0]] = loads.get(claim.holders[0], 0) + claim.nbytes
+        shared = [claim for claim in cells if len(claim.holders) > 1]
+        alone = {(claim.name, claim.cell): claim.holders[0] for claim in single}
+        assert assign(shared, loads) | alone == assign(cells)
 
     def test_a_chunk_without_holder_is_refused(self) -> None:
         with pytest.raises(CallError, match="chunk 3 of 'w' is held by no rank"):

@@ -19,7 +19,7 @@ from ckptcore.formats.exporting import Exported
 from ckptcore.formats.orbax_export import export_orbax
 from ckptcore.geometry import Grid
 from ckptcore.run import open_run
-from ckptcore.store import open_store
+from ckptcore.store import Storage, open_store
 from tests.ckptcore.support import Sharded, checkpointer, on_ranks, same, state, weights
 
 ODD = np.arange(2006, dtype=np.int32).reshape(1003, 2)
@@ -98,9 +98,8 @@ def test_large_arrays_keep_a_bounded_chunk(place: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-def test_what_is_streamed_is_let_go_of(place: Path, monkeypatch: pytest.MonkeyPatch, streamed: bool) -> None:  # noqa: FBT001
-    monkeypatch.setattr("ckptcore.array_writer.HELD_BYTES", 4000)
-    writer = DatabaseWriter(open_store(place), "", streamed=streamed)
+def test_what_is_streamed_is_let_go_of(place: Path, streamed: bool) -> None:  # noqa: FBT001
+    writer = DatabaseWriter(open_store(place, Storage(bytes_in_flight=8000)), "", streamed=streamed)
     array = StoredArray("x", "uint8", (10_000,), Grid.regular((10_000,), (1000,)))
     waiting = []
     for cell in range(10):

@@ -16,6 +16,7 @@ import pytest
 import tensorstore as ts
 
 from ckptcore.errors import StoreError, StoreUnavailable, UnsafeStore
+from ckptcore.limits import limits
 from ckptcore.probe import RACERS, probe
 from ckptcore.records import StoreFacts
 from ckptcore.store import Storage, Store, open_store
@@ -35,6 +36,7 @@ class Dictionary:
     url = "fake://store"
     driver = "memory"
     context = ts.Context()
+    limits = limits()
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
@@ -46,7 +48,7 @@ class Dictionary:
         value = self.values.get(key)
         return None if value is None else value[start:stop]
 
-    def size(self, key: str) -> int | None:
+    def size(self, key: str, guess: int | None = None) -> int | None:
         value = self.values.get(key)
         return None if value is None else len(value)
 
@@ -159,7 +161,7 @@ class StaleRead(Dictionary):
 
 
 class StaleSize(Dictionary):
-    def size(self, key: str) -> int | None:
+    def size(self, key: str, guess: int | None = None) -> int | None:
         return None
 
 

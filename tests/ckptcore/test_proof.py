@@ -204,6 +204,13 @@ def test_a_layout_that_is_no_layout_is_refuted(case: tuple[str, Evidence]) -> No
         prove(case[0], GENERATION, with_layout(case[1], lambda raw: raw.update(version="7.0")))
 
 
+@pytest.mark.parametrize("field", [{"size": 3}, {"key": "generations/x/y.json"}])
+def test_a_layout_that_one_rank_describes_otherwise_is_refuted(case: tuple[str, Evidence], field: dict[str, Any]) -> None:
+    """The roster describes each layout once: what a rank says of it otherwise would be what readers are told."""
+    evidence = changed(case[1], 1, layout=receipt(case[1], 1)["layout"] | field)
+    assert "rank 1's layout has another key or size" in reason(case, evidence)
+
+
 def test_leaves_that_no_receipt_has_are_refuted(case: tuple[str, Evidence]) -> None:
     def add(raw: dict[str, Any]) -> None:
         leaf = {"kind": "value", "path": [["key", "zz"]], "name": "params.zz"}

@@ -454,3 +454,24 @@ def test_what_a_rollback_left_behind_pushes_nothing_out(store: FileStore) -> Non
         back.save(step)
     assert [generation.step for generation in collect(store, Keep(last=2), None).retired] == [20, 40, 50]
     assert steps(store) == [30, 35, 45]
+
+
+def test_what_is_given_up_only_meanwhile_is_left_to_the_next_collection(store: FileStore) -> None:
+    """Claims and bases were listed before that word: an opening may have begun, and chosen it, in between (K-7)."""
+    late = GenerationId(1, 30, 1)
+    started = job(store, 10, 20, 30, 40, 50)
+    decided = History.load(store).decided(late)
+    assert decided is not None
+    listings: list[str] = []
+
+    def another_collector(operation: str, key: str) -> bool:
+        if operation == "list":
+            listings.append(key)
+            if key == names.LEDGER and listings.count(names.INCARNATIONS) == 2:
+                ledger.retire(store, decided, "by another collector", clock=FakeClock())
+        return False
+
+    first = Collector(FaultyStore(store, another_collector), started.number, FakeClock()).collect(Keep(last=3))
+    assert [generation.step for generation in first.deleted] == [10, 20]
+    assert History.load(store).generations[late]
+    assert collect(store, Keep(last=3), started.number).deleted == (late,)

@@ -85,14 +85,17 @@ def test_a_size_costs_few_requests_on_object_stores(size: int, most: int, monkey
 
 @pytest.mark.parametrize(
     ("start", "stop"),
-    [(0, 0), (0, 3), (3, 7), (9, 10), (10, 11), (50, 60), (4, None), (8, 20), (None, 4), (10, None), (11, None)],
+    [
+        *((0, 0), (0, 3), (3, 7), (9, 10), (10, 11), (50, 60), (4, None), (8, 20), (None, 4), (10, None), (11, None)),
+        *((-1, None), (-10, None), (-11, None)),
+    ],
 )
 def test_ranges_are_clipped_as_slices(store: Store, start: int | None, stop: int | None) -> None:
     store.put_if_absent("k", b"0123456789")
     assert store.get("k", start, stop) == b"0123456789"[start:stop]
 
 
-@pytest.mark.parametrize(("start", "stop"), [(-1, None), (None, -1), (3, 2)])
+@pytest.mark.parametrize(("start", "stop"), [(-1, 3), (None, -1), (-2, -1), (3, 2)])
 def test_ranges_that_are_none(store: Store, start: int | None, stop: int | None) -> None:
     with pytest.raises(CallError, match="range of bytes of k"):
         store.get("k", start, stop)

@@ -43,14 +43,14 @@ def test_what_is_absent_has_no_size(store: Store) -> None:
     assert record_bytes(store, "a") is None
 
 
-def test_a_known_size_costs_two_requests_on_object_stores() -> None:
+def test_a_known_size_is_asked_for_once() -> None:
     counted = FaultyStore(open_store("memory://a"), lambda *_: True, times=0)
     asked: list[str] = []
     counted.matches = lambda operation, _: bool(asked.append(operation))
     counted.left = 1
     counted.inner.put_if_absent("a", bytes(100_000))
     assert has_size(counted, "a", 100_000)
-    assert asked == ["get", "get"]
+    assert asked == ["size"]
 
 
 def test_records_are_read_up_to_a_limit(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

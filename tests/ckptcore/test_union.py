@@ -111,7 +111,7 @@ class Counting:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self.rank, self.size = channel.rank, channel.size
+        self.rank, self.size, self.coordinator = channel.rank, channel.size, channel.coordinator
         self.sent: list[int] = []
 
     def gather(self, data: bytes, *, timeout: float, what: str) -> list[bytes]:

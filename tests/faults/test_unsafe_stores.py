@@ -55,12 +55,15 @@ def test_a_server_that_ignores_the_condition_is_refused_whatever_a_race_looks_li
     """One after the other, two writes on the condition that the key is absent: no chance is needed to see it (S-17)."""
     monkeypatch.setattr("ckptcore.probe._one_winner", lambda store, key: store.put_if_absent(key, b"x") == b"x")
     with proxy(s3.endpoint) as between:
-        store = open_store(s3.url("ignoring"), dataclasses.replace(s3.storage, endpoint=between.endpoint))
+        storage = dataclasses.replace(s3.storage, endpoint=between.endpoint)
+        store = open_store(s3.url("ignoring"), storage)
+        alone = open_store(s3.url("ignoring"), dataclasses.replace(storage, single_writer=True))
         assert probe(store, single_writer=False).put_if_absent
+        assert probe(alone, single_writer=True).put_if_absent
         between.script = ignoring
-        with pytest.raises(UnsafeStore, match="a value was replaced"):
+        with pytest.raises(UnsafeStore, match="a second value was accepted under one key"):
             probe(store, single_writer=False)
-        assert not probe(store, single_writer=True).put_if_absent
+        assert not probe(alone, single_writer=True).put_if_absent
     assert s3.objects("ignoring/") == {}
 
 

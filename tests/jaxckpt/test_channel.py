@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import jax
 import pytest
 
 from ckptcore.channel import LocalChannel
-from ckptcore.errors import CallError
+from ckptcore.errors import CallError, CheckpointError
+from jaxckpt import channel
 from jaxckpt.backend import JaxBackend
+from jaxckpt.channel import JaxChannel
 from tests.jaxckpt.procs import run_job
 
 MESSAGES = """
@@ -23,7 +31,7 @@ MESSAGES = """
     assert second.gather(b"s%d" % RANK, timeout=30, what="second") == [b"s0", b"s1"]
     for turn in range(5):
         assert first.gather(b"%d/%d" % (turn, RANK), timeout=30, what="turn") == [b"%d/%d" % (turn, rank) for rank in range(SIZE)]
-    assert len(first._written) == 1
+    assert len(first._written) == 1 + (RANK == 0)
     for label, channel in sorted(others.items()):
         assert channel.gather(label.encode(), timeout=30, what="other") == [label.encode()] * SIZE
 
@@ -156,14 +164,97 @@ def test_two_processes_agree_on_layout_owners_and_topology_and_restore_each_othe
     assert all("DONE" in output for output in run_job(AGREEMENT))
 
 
+class Service:
+    """The part of JAX's distributed client that a channel uses, for ranks that are threads; counts the requests of each."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.values: dict[str, bytes] = {}
+        self.openings: Counter[str] = Counter()
+        self.requests: Counter[str] = Counter()
+
+    def key_value_increment(self, key: str, number: int) -> int:
+        self.openings[key] += number
+        return self.openings[key]
+
+    def key_value_set_bytes(self, key: str, data: bytes) -> None:
+        with self.changed:
+            self.requests[threading.current_thread().name] += 1
+            assert key not in self.values
+            self.values[key] = data
+            self.changed.notify_all()
+
+    def blocking_key_value_get_bytes(self, key: str, milliseconds: int) -> bytes:
+        with self.changed:
+            self.requests[threading.current_thread().name] += 1
+            if not self.changed.wait_for(lambda: key in self.values, milliseconds / 1000):
+                raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED")
+            return self.values[key]
+
+    def key_value_try_get_bytes(self, key: str) -> bytes:
+        with self.changed:
+            self.requests[threading.current_thread().name] += 1
+            if key not in self.values:
+                raise jax.errors.JaxRuntimeError("NOT_FOUND")
+            return self.values[key]
+
+    def key_value_delete(self, key: str) -> None:
+        with self.changed:
+            self.requests[threading.current_thread().name] += 1
+            del self.values[key]
+
+
+def gathered(service: Service, ranks: Iterable[int], size: int, timeout: float, turns: int = 1) -> dict[int, Any]:
+    """What each of `ranks` gets in the last of `turns` exchanges, or raises."""
+
+    def work(rank: int) -> None:
+        link = JaxChannel(service, rank=rank, size=size, label="")
+        try:
+            for turn in range(turns):
+                outcomes[rank] = link.gather(b"%d of turn %d" % (rank, turn), timeout=timeout, what="agree")
+        except CheckpointError as error:
+            outcomes[rank] = error
+
+    outcomes: dict[int, Any] = {}
+    threads = [threading.Thread(target=work, args=(rank,), name=f"{rank}") for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    return outcomes
+
+
+def test_an_exchange_costs_a_rank_a_few_requests_whatever_the_size_of_the_job() -> None:
+    service, size = Service(), 40
+    outcomes = gathered(service, range(size), size, 30.0, turns=3)
+    assert all(outcome == [b"%d of turn 2" % rank for rank in range(size)] for outcome in outcomes.values())
+    assert max(service.requests[f"{rank}"] for rank in range(1, size)) <= 9
+    assert service.requests["0"] <= 3 * (size + 4)
+    assert len(service.values) == size + 1
+
+
+def test_who_is_late_is_named_alike_on_all_ranks() -> None:
+    outcomes = gathered(Service(), [0, 1, 3], 5, 0.3)
+    assert {str(outcome) for outcome in outcomes.values()} == {
+        "agree: nothing from ranks 2, 4 of 5 after 0.3 s. Look at the logs there, then restart the job."
+    }
+
+
+def test_a_rank_0_that_never_comes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "_LINGER", 0.1)
+    outcomes = gathered(Service(), [1, 2], 3, 0.1)
+    assert all("nothing from rank 0 of 3" in str(outcome) for outcome in outcomes.values())
+
+
 def test_one_process_needs_no_service() -> None:
-    channel = JaxBackend("run").channel()
-    assert isinstance(channel, LocalChannel)
-    assert (channel.rank, channel.size) == (0, 1)
-    assert channel.broadcast(b"x", timeout=0, what="x") == b"x"
-    assert channel.gather(b"y", timeout=0, what="y") == [b"y"]
+    link = JaxBackend("run").channel()
+    assert isinstance(link, LocalChannel)
+    assert (link.rank, link.size) == (0, 1)
+    assert link.broadcast(b"x", timeout=0, what="x") == b"x"
+    assert link.gather(b"y", timeout=0, what="y") == [b"y"]
     with pytest.raises(CallError, match="hand-over: rank 0 broadcasts without data"):
-        channel.broadcast(None, timeout=0, what="hand-over")
+        link.broadcast(None, timeout=0, what="hand-over")
 
 
 def test_versions_name_the_libraries() -> None:

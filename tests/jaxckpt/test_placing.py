@@ -411,3 +411,15 @@ def test_restoring_onto_another_mesh_gives_the_same_values(
     restored = memory.restore(target({"params": like}))["params"]
     assert restored.sharding == after.sharding()
     assert np.asarray(restored).tobytes() == value.tobytes()
+
+
+def test_all_arrays_go_to_the_devices_in_two_calls(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for those with a place, one for those without."""
+    place = NamedSharding(mesh, P("data"))
+    state = {"a": jax.device_put(np.arange(8.0), place), "b": jax.device_put(np.arange(4.0), place), "c": jnp.ones(3), "n": 1}
+    sizes: list[int] = []
+    put = jax.device_put
+    monkeypatch.setattr(jax, "device_put", lambda values, *rest: (sizes.append(len(values)), put(values, *rest))[1])
+    found = round_trip({"params": state})["params"]
+    assert sorted(sizes) == [1, 2 * 4]
+    same(found, state)

@@ -206,3 +206,29 @@ def test_an_array_on_one_device_that_is_not_the_first() -> None:
     array = jax.device_put(np.arange(5.0), SingleDeviceSharding(jax.devices()[3]))
     memory = save({"params": array})
     np.testing.assert_array_equal(memory.read("params", whole(array)), np.arange(5.0, dtype=np.float32))
+
+
+def kept(array: Any) -> np.ndarray | None:
+    """What JAX has fetched of an array, and keeps."""
+    return array._npy_value
+
+
+def test_on_accelerators_no_host_copy_stays_with_the_arrays(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    """int4 has to be unpacked, so that JAX copies it even on the CPU, and keeps the copy in the array that is asked."""
+    values = np.arange(-8, 8).astype(jnp.int4)
+    arrays = [sharded(mesh, values, "data"), sharded(mesh, values), jnp.asarray(values)]
+    flat = flatten({"params": arrays})
+    plan = plan_of(flat)
+    FakeAccelerator(monkeypatch)
+    staged = stage(flat, plan)
+    for name in ("params.0", "params.1", "params.2"):
+        np.testing.assert_array_equal(np.concatenate(staged.chunks[name]), values)
+    asked = [*arrays, *(shard.data for array in arrays for shard in array.addressable_shards)]
+    assert list(map(kept, asked)) == [None] * len(asked)
+
+
+def test_an_array_over_the_devices_of_one_process_keeps_no_host_copy(mesh: Mesh) -> None:
+    array = sharded(mesh, np.arange(64, dtype=np.float32).reshape(8, 8), "data", "model")
+    staged = staging.stage({"x": Source(array, local=True, itemsize=4)}, {"x": [whole(array)]}, [], None)
+    np.testing.assert_array_equal(staged.chunks["x"][0], np.arange(64).reshape(8, 8))
+    assert kept(array) is None

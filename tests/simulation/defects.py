@@ -75,7 +75,7 @@ def fence_before_data() -> Iterator[None]:
 def overwrite() -> Iterator[None]:
     """A put in a bucket has no precondition (S-1)."""
 
-    def put(self: ObjectStore, key: str, data: bytes) -> bytes:
+    def put(self: ObjectStore, key: str, data: bytes, *, look: bool) -> bytes:  # noqa: ARG001 - as the real one
         self._result(self._root.write(key, data))
         return data
 
@@ -170,17 +170,16 @@ def receipts_before_sync() -> Iterator[None]:
 def receipt_before_values() -> Iterator[None]:
     """A rank signs first and stores its values afterwards (P-31)."""
     put, sign_off = writer._Writer._put, writer._Writer._sign_off
-    held: dict[int, list[tuple[Any, bytes]]] = {}
+    held: dict[int, list[tuple[str, bytes]]] = {}
 
-    def keep(self: Any, key_of: Any, data: bytes) -> Any:
-        value = writer.digest(data)
-        held.setdefault(id(self), []).append((key_of, data))
-        return writer.Descriptor(key=key_of(value), size=len(data), digest=value)
+    def keep(self: Any, key: str, data: bytes, *, shared: bool = False) -> Any:  # noqa: ARG001 - as the real one
+        held.setdefault(id(self), []).append((key, data))
+        return writer.Descriptor(key=key, size=len(data), digest=writer.digest(data))
 
     def sign(self: Any, receipt: Any) -> None:
         sign_off(self, receipt)
-        for key_of, data in held.pop(id(self)):
-            put(self, key_of, data)
+        for key, data in held.pop(id(self)):
+            put(self, key, data)
 
     with patch.object(writer._Writer, "_put", keep), patch.object(writer._Writer, "_sign_off", sign):
         yield
@@ -219,14 +218,11 @@ def head_by_greatest_step() -> Iterator[None]:
 @contextmanager
 def no_second_look() -> Iterator[None]:
     """A collector deletes what it has retired without looking at bases and notes again (K-7)."""
-    delete = Collector._delete
 
-    def blind(self: Collector, history: History, planned: Any, *, dry_run: bool) -> Any:
+    def blind(self: Collector, history: History) -> None:
         history.generations |= {generation: True for generation, retired in ledger.entries(self.store) if retired}
-        history.refresh = lambda: None
-        return delete(self, history, planned, dry_run=dry_run)
 
-    with patch.object(Collector, "_delete", blind):
+    with patch.object(Collector, "_look_again", blind):
         yield
 
 

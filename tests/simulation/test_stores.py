@@ -162,7 +162,7 @@ def test_half_a_deletion(kind: Kind, fault: str) -> None:
             store.put_if_absent(f"probe/{name}", b"x")
         return store.delete_prefix("probe/")
 
-    number = {"disk": 5, "bucket": 14}[kind]
+    number = {"disk": 5, "bucket": 7}[kind]
     tried = Tried(kind, body, {number: Fault(fault)}).run()
     assert tried.process.dead == (fault == "torn")
     assert 0 < len(tried.stored) < 4 or (fault == "partial" and kind == "bucket")

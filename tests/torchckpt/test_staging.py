@@ -400,6 +400,25 @@ def test_cuda_copies_follow_the_work_on_a_stream_of_their_own() -> None:
     assert [target.tolist() for target in targets] == [[1, 1], [1, 1]]
 
 
+class FakeTarget:
+    """Pinned memory. torch conjugates and negates there, before a transfer that it does not wait for is over."""
+
+    def copy_(self, source: torch.Tensor, *, non_blocking: bool) -> None:
+        assert non_blocking
+        assert not source.is_conj()
+        assert not source.is_neg()
+        self.found = source.tolist()
+
+
+def test_what_cuda_copies_is_never_lazy() -> None:
+    values = torch.tensor([1 + 2j, 3 - 4j])
+    for source, expected in ((values.conj(), [1 - 2j, 3 + 4j]), (values.conj().imag, [-2.0, 4.0])):
+        assert source.is_conj() or source.is_neg()
+        target: Any = FakeTarget()
+        CudaCopier(FakeCuda()).copy(target, source)
+        assert target.found == expected
+
+
 def test_each_cuda_device_has_its_own_stream() -> None:
     cuda = FakeCuda()
     copier = CudaCopier(cuda)

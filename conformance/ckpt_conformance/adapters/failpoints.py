@@ -21,6 +21,7 @@ from ckpt_conformance.adapters.answers import Cannot
 from ckptcore import names
 from ckptcore.array_spec import MANIFEST
 from ckptcore.errors import InvalidRecord, StoreError
+from ckptcore.limits import Limits
 from ckptcore.names import GenerationId
 from ckptcore.store import Store
 
@@ -154,6 +155,11 @@ class FailingStore:
         """See `Store.context`."""
         return self.inner.context
 
+    @property
+    def limits(self) -> Limits:
+        """See `Store.limits`."""
+        return self.inner.limits
+
     def put_if_absent(self, key: str, data: bytes) -> bytes:
         """See `Store.put_if_absent`."""
         self._pass("before", "put_if_absent", key, data)
@@ -168,9 +174,9 @@ class FailingStore:
         self._pass("before", "get", key)
         return self.inner.get(key, start, stop)
 
-    def size(self, key: str) -> int | None:
+    def size(self, key: str, guess: int | None = None) -> int | None:
         """See `Store.size`."""
-        return self.inner.size(key)
+        return self.inner.size(key, guess)
 
     def list(self, prefix: str = "") -> Iterator[str]:
         """See `Store.list`."""

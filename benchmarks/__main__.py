@@ -1,0 +1,86 @@
+"""`python -m benchmarks WHAT [options]`: measures one thing, prints it as a table, and with `--json` writes all figures."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from benchmarks import machine
+
+WHAT = {
+    "compare": "saves and restores, beside the peers and the disk's own speed",
+    "growth": "time, memory and requests as ranks, arrays, bytes and generations grow",
+    "requests": "calls to an object store",
+    "cold-start": "from the start of a process to its first restored step",
+    "interference": "the step time of a training loop while a save goes on",
+    "ranks": "bytes read from the store when many ranks restore",
+    "soak": "memory, files and step time over many saves",
+    "silent-damage": "what a flipped bit does",
+}
+"""Name → what is measured. Each is a module of this package with `add_arguments`, `run` and `table`."""
+
+
+def module_of(what: str) -> Any:
+    """The module that measures `what`."""
+    return import_module(f"benchmarks.{what.replace('-', '_')}")
+
+
+def parser_of(what: str) -> argparse.ArgumentParser:
+    """The options of one measurement: its own, and those that all have."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks {what}", description=WHAT[what])
+    parser.add_argument("--smoke", action="store_true", help="a tiny size, in seconds: only whether it works")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the machine and all figures there")
+    parser.add_argument("--dir", type=Path, metavar="DIR", help="where files go: the disk to measure; removed afterwards")
+    module_of(what).add_arguments(parser)
+    return parser
+
+
+def measure(what: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """Run one measurement; what `--json` writes."""
+    options = parser_of(what).parse_args(arguments)
+    if options.dir is not None:
+        options.dir.mkdir(parents=True, exist_ok=True)
+    given = plain(vars(options))
+    with tempfile.TemporaryDirectory(prefix="benchmark-", dir=options.dir) as folder:
+        options.dir = Path(folder)
+        record = {
+            "what": what,
+            "machine": machine.describe(options.dir),
+            "arguments": given,
+            "result": module_of(what).run(options),
+        }
+    if options.json is not None:
+        options.json.write_text(json.dumps(record, indent=1, sort_keys=True, allow_nan=False) + "\n")
+    return record
+
+
+def plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options as given, without paths, which say nothing about the figures, and without what was left out."""
+    return {name: value for name, value in options.items() if value is not None and not isinstance(value, Path)}
+
+
+def shown(record: Mapping[str, Any]) -> str:
+    """The table of a record, and the machine below."""
+    return f"{module_of(record['what']).table(record['result'])}\n\n{machine.sentence(record['machine'])}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure what the first argument names, `compare` if none does; `all` is all of them, for `--smoke`."""
+    named = bool(arguments) and not arguments[0].startswith("-")
+    what, rest = (arguments[0], arguments[1:]) if named else ("compare", arguments)
+    if what not in WHAT and (what != "all" or "--smoke" not in rest):
+        print(f"{what!r}: one of {', '.join(WHAT)}, or all --smoke", file=sys.stderr)
+        return 2
+    for name in WHAT if what == "all" else (what,):
+        print(shown(measure(name, rest)), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,88 @@
+"""The command: which measurement, what is written, and that nothing is left."""
+
+import argparse
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks import __main__ as command
+
+FOLDERS: list[Path] = []
+
+
+def _fake() -> SimpleNamespace:
+    """A measurement that leaves a file and says what it was asked."""
+
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--count", type=int, default=3)
+        parser.add_argument("--plot", type=Path)
+
+    def run(options: argparse.Namespace) -> dict[str, Any]:
+        (options.dir / "left").touch()
+        FOLDERS.append(options.dir)
+        return {"count": options.count, "smoke": options.smoke}
+
+    return SimpleNamespace(add_arguments=add_arguments, run=run, table=lambda result: f"| counted {result['count']} |")
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The measurements that were looked up; each is the fake."""
+    names: list[str] = []
+    FOLDERS.clear()
+    monkeypatch.setattr(command, "module_of", lambda what: names.append(what) or _fake())
+    return names
+
+
+def test_what_is_written(asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["growth", "--count", "5", "--json", str(tmp_path / "out.json"), "--dir", str(tmp_path / "disk"), "--plot", "x.svg"]
+    assert command.main(given) == 0
+    record = json.loads((tmp_path / "out.json").read_text())
+    assert set(record) == {"what", "machine", "arguments", "result"}
+    assert record["arguments"] == {"count": 5, "smoke": False}
+    assert record["result"] == {"count": 5, "smoke": False}
+    assert set(asked) == {"growth"}
+    printed = capsys.readouterr().out
+    assert printed.startswith("| counted 5 |\n\n")
+    assert f"{record['machine']['cores']} cores" in printed
+
+
+def test_its_files_go_where_it_is_told_and_are_removed(asked: list[str], tmp_path: Path) -> None:
+    assert command.main(["soak", "--dir", str(tmp_path / "disk")]) == 0
+    assert asked
+    assert FOLDERS[0].parent == tmp_path / "disk"
+    assert list((tmp_path / "disk").iterdir()) == []
+
+
+def test_a_record_names_no_path(asked: list[str], tmp_path: Path) -> None:
+    command.main(["soak", "--dir", str(tmp_path), "--json", str(tmp_path / "out.json")])
+    assert asked
+    assert str(tmp_path) not in (tmp_path / "out.json").read_text()
+
+
+@pytest.mark.parametrize("arguments", [[], ["--count", "1"]])
+def test_compare_is_what_is_meant(asked: list[str], arguments: list[str]) -> None:
+    assert command.main(arguments) == 0
+    assert set(asked) == {"compare"}
+
+
+def test_all_are_run_for_a_smoke(asked: list[str]) -> None:
+    assert command.main(["all", "--smoke"]) == 0
+    assert list(dict.fromkeys(asked)) == list(command.WHAT)
+
+
+@pytest.mark.parametrize("arguments", [["all"], ["speed"]])
+def test_what_does_not_exist_is_said(asked: list[str], arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(arguments) == 2
+    assert asked == []
+    assert "one of compare, growth" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("what", command.WHAT)
+def test_each_has_the_three_functions(what: str) -> None:
+    module = command.module_of(what)
+    assert all(callable(getattr(module, name)) for name in ("add_arguments", "run", "table"))
+    assert command.parser_of(what).parse_args(["--smoke"]).smoke
