@@ -21,7 +21,7 @@ from benchmarks.__main__ import WHAT, module_of
 
 ROOT = Path(__file__).parents[1]
 RECORDED = Path(__file__).parent / "recorded"
-PAGES = ("README.md", "docs/performance.md")
+PAGES = ("README.md", "docs/performance.md", "docs/scaling.md")
 BLOCK = re.compile(r"<!-- recorded: (?P<what>[a-z-]+)(?P<short>, short)? -->\n(?P<body>.*?)<!-- end of (?P=what) -->", re.DOTALL)
 
 

@@ -34,7 +34,10 @@ class Ranges:
 
     @contextmanager
     def open(self, path: str, what: str) -> Iterator[File]:
-        """A file of the database; `what` says in errors what is read from it. Raises `Damaged` if it is absent, `InvalidRecord` if it lies elsewhere, or a `StoreError`."""
+        """A file of the database; `what` says in errors what is read from it.
+
+        Raises `Damaged` if it is absent, `InvalidRecord` if it lies elsewhere, or a `StoreError`.
+        """
         check_key(path)
         what = f"{what}: file {path}"
         if self._folder is None:

@@ -22,7 +22,8 @@ class Subject:
     title = "safetensors"
     settings = (
         "`save_file` of all tensors, then an fsync of the file and the folders, in the time shown; "
-        "`safe_open`, each tensor copied into the one that is there. No digest, nothing in the background."
+        "`safe_open`, each tensor copied into the one that is there: it maps the file, whose pages are in the peak of a restore. "
+        "No digest, nothing in the background."
     )
     packages = ("safetensors", "torch")
     meshes: frozenset[Mesh] = frozenset({"one"})

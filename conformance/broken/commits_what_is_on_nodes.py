@@ -15,8 +15,8 @@ def _is_on_nodes(self: Coordinator, proven: Proven) -> bool:
     return exists(self.store, names.on_nodes_key(proven.generation))
 
 
-def _receive(self: Coordinator, generation: GenerationId, name: str, found: dict[int, bytes]) -> None:
-    _received(self, generation, name, found)
+def _receive(self: Coordinator, generation: GenerationId, found: dict[int, bytes]) -> None:
+    _received(self, generation, found)
     for staged in self.store.children(names.staged_prefix(generation)):
         key = names.staged_prefix(generation) + staged
         rank, data = names.parse_receipt_key(key), bounded_bytes(self.store, key)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ckpt_conformance.adapters.jax import Jax
 from ckpt_conformance.adapters.process import main
@@ -18,12 +18,12 @@ NOWHERE = "blake3:" + 64 * "0"
 class _Lenient(proof._Prover):  # noqa: SLF001 -- a defect is put where the work is done
     """Takes a cell that nobody wrote for written."""
 
-    def _written(self) -> dict[str, dict[int, list[tuple[int, str]]]]:
+    def _written(self) -> dict[str, list[Sequence[tuple[int, str]]]]:
         found = super()._written()
-        for name, leaf in self.leaves.items():
+        for name, leaf in self.union.leaves.items():
             if isinstance(leaf.record, records.ArrayLeaf) and leaf.record.alias is None:
-                for cell in range(grid_of(leaf.record).size):
-                    found[name][cell] = found[name][cell] or [(0, NOWHERE)]
+                there = {cell for chunks in found[name] for cell, _ in chunks}
+                found[name].append([(cell, NOWHERE) for cell in range(grid_of(leaf.record).size) if cell not in there])
         return found
 
 

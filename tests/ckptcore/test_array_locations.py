@@ -36,6 +36,7 @@ def fill(store: ts.KvStore) -> Locations:
 
 
 def locations(store: ts.KvStore) -> Locations:
+    assert store.base is not None
     return Locations(store.base, ts.Context(), "database here")
 
 
@@ -65,7 +66,7 @@ def test_some_keys_are_found_and_absent_ones_are_not(tmp_path: Path, monkeypatch
 
 def test_few_nodes_are_read_for_few_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     places = fill(database(tmp_path, config={"max_decoded_node_bytes": 1000}))
-    read: list[str] = []
+    read: list[str | None] = []
     dump = ts.ocdbt.dump
     monkeypatch.setattr(ts.ocdbt, "dump", lambda base, node=None, **how: (read.append(node), dump(base, node, **how))[1])
     assert len(places.find(KEYS[100:101])) == 1
