@@ -7,7 +7,7 @@ STAMP := $(VENV)/installed
 CODE := ckptcore ckptcli jaxckpt torchckpt conformance simulation demo examples spec tests benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick test-s3 conformance model simulate bench wheel check format clean
+.PHONY: help demo test test-quick test-long conformance model simulate bench wheel check format clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1	/p' Makefile | expand -t 14
@@ -21,8 +21,8 @@ test: $(STAMP) ## Run all tests (ARGS="-k words" picks some)
 test-quick: $(STAMP) ## Run the quick ones of the tests
 	$(BIN)/python -m pytest -m "not slow and not whole" $(ARGS)
 
-test-s3: $(STAMP) ## Run all quick cases of the conformance suite on an S3 server, started here
-	$(BIN)/python -m pytest -n0 -m whole tests/conformance/test_s3.py $(ARGS)
+test-long: $(STAMP) ## Run what `make test` leaves out: the conformance suite on S3, the demo, the peers of the benchmarks
+	$(BIN)/python -m pytest -n0 -m whole $(ARGS)
 
 conformance: $(STAMP) ## Run the conformance suite on both backends (ARGS=--quick for a part of it, ARGS="--html report.html" for a page)
 	$(BIN)/python -m ckpt_conformance run --adapter jax --cross torch $(ARGS)

@@ -92,7 +92,7 @@ class ArrayReader:
 
     def _run(self, reads: Sequence[Read]) -> None:
         """Read in threads, within the bound of memory; raise the first error."""
-        runs = _runs(self._located(reads))
+        runs = _runs(self._located(reads), min(RUN_BYTES, self._store.limits.bytes_in_flight // FILE_THREADS))
         if not runs:
             return
         with Workers(self._threads(max(run.nbytes for run in runs)), "read") as pool:
@@ -176,10 +176,10 @@ class _Run:
     def nbytes(self) -> int:
         return self.stop - self.start
 
-    def takes(self, place: Place) -> bool:
-        """Whether a value is better read with these than alone."""
+    def takes(self, place: Place, most: int) -> bool:
+        """Whether a value is better read with these than alone, so long as they are no more than `most` bytes."""
         stop = place.start + place.nbytes
-        near = self.path == place.path and place.start - self.stop <= GAP_BYTES and stop - self.start <= RUN_BYTES
+        near = self.path == place.path and place.start - self.stop <= GAP_BYTES and stop - self.start <= most
         return near and place.nbytes < SMALL_BYTES and self.reads[-1][0].nbytes < SMALL_BYTES
 
     def add(self, place: Place, read: Read) -> None:
@@ -187,11 +187,11 @@ class _Run:
         self.reads.append((place, read))
 
 
-def _runs(located: Iterator[tuple[Place, Read]]) -> list[_Run]:
+def _runs(located: Iterator[tuple[Place, Read]], most: int) -> list[_Run]:
     """In the order of files and places, which disks like best."""
     runs: list[_Run] = []
     for place, read in sorted(located, key=lambda item: (item[0].path, item[0].start)):
-        if runs and runs[-1].takes(place):
+        if runs and runs[-1].takes(place, most):
             runs[-1].add(place, read)
         else:
             runs.append(_Run(place.path, place.start, place.start + place.nbytes, [(place, read)]))

@@ -9,6 +9,9 @@ import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 
+_CHANCE = random.SystemRandom()
+"""Not Python's own generator: its state is part of a training run, and a wait must not draw from it."""
+
 GROWTH = 1.25
 """How much longer each pause between two polls is than the one before."""
 
@@ -38,7 +41,7 @@ class Clock:
 
     def varied(self, seconds: float) -> float:
         """A span of about `seconds`. It keeps a thousand ranks from coming back at the same moment."""
-        return seconds * random.uniform(0.5, 1.5)  # noqa: S311 - no secret
+        return seconds * _CHANCE.uniform(0.5, 1.5)
 
     def polls(self, timeout: float, *, first: float = 0.005, most: float = 5.0) -> Iterator[float]:
         """Yield the seconds left, pausing longer and longer between turns, until `timeout` seconds have passed.

@@ -159,6 +159,7 @@ def _sharded_place(tensor: DTensor) -> Place:
         )
     splits = _splits(tensor, len(shape))
     sizes = tuple(mesh.shape)
+    _check_tellable(shape, sizes, splits)
     text = _describe(mesh, splits)
     held = boxes(shape, sizes, splits)
     own = held[int(np.ravel_multi_index(coordinate, sizes))]
@@ -193,6 +194,23 @@ def _checked(place: Place, shape: tuple[int, ...]) -> Place:
         )
     return place
 
+
+def _check_tellable(shape: Sequence[int], mesh: Sequence[int], splits: Sequence[Split | None]) -> None:
+    """Refuse uneven cuts of one dimension by three or more mesh dimensions in another order than theirs.
+
+    They can be read in two ways that give every rank a shard of the same shape, so that no rank's memory would tell them apart.
+    """
+    for dim, extent in enumerate(shape):
+        order = _order(dim, mesh, splits)
+        if len(order) > TELLABLE_CUTS and order != sorted(order) and extent % math.prod(mesh[axis] for axis in order):
+            raise UnsupportedLeaf(
+                f"mesh dimensions {order} cut dimension {dim}, of {extent} elements, into uneven parts in another order than"
+                f" theirs: which rank holds which of them cannot be told for certain; {_ADVICE}"
+            )
+
+
+TELLABLE_CUTS = 2
+"""Of so few uneven cuts the shapes of the shards tell in which order they were made (`tests/torchckpt/test_shards.py`)."""
 
 _ADVICE = "save the result of redistribute() to Shard and Replicate placements instead"
 

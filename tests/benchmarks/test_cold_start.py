@@ -74,7 +74,7 @@ def _answer(*_: str, pipe: int) -> None:
         out.write('{"phases": {"all": 1.0}, "threads": {}, "ended": 0.0}')
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("framework", ["jax", "torch"])
 def test_a_start(tmp_path: Path, framework: str) -> None:
     result = cold_start.run(options(tmp_path, "--framework", framework))

@@ -114,7 +114,7 @@ def test_no_message_has_a_folder_in_it(text: str, shown: str) -> None:
     assert job.without_paths(text) == shown
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["jax", "torch"])
 def test_ours_saves_and_restores_on_another_mesh(name: str, tmp_path: Path) -> None:

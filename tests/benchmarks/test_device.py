@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 NAMES = ["donation", "random state", "pinned", "staging", "blocking", "restore", "overlap", "several devices"]
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize(("framework", "skipped"), [("torch", {"pinned", "several devices"}), ("jax", set())])
 def test_a_dry_run(tmp_path: Path, framework: str, skipped: set[str]) -> None:
     into = tmp_path / "device.json"

@@ -62,7 +62,7 @@ def test_the_table_has_all_percentiles() -> None:
     assert "over budget" in told
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("framework", ["jax", "torch"])
 def test_a_small_run(tmp_path: Path, framework: str) -> None:
     result = run(options(tmp_path, "--framework", framework))

@@ -37,7 +37,7 @@ def right_on(folder: Path, *names: str, ranks: int = 1) -> list[str]:
     return found[0]
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.timeout(240)
 def test_orbax_is_right_on_every_mesh_and_from_one_to_the_next(tmp_path: Path) -> None:
     meshes = ("one", "1d", "2d", "transposed")
@@ -45,14 +45,14 @@ def test_orbax_is_right_on_every_mesh_and_from_one_to_the_next(tmp_path: Path) -
     assert found == [f"{name} {mesh}" for name in ("orbax", "orbax-tuned") for mesh in meshes]
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.timeout(240)
 def test_torch_peers_are_right_in_one_process(tmp_path: Path) -> None:
     names = ("dcp", "dcp-async", "torch-checkpointing", "safetensors")
     assert right_on(tmp_path, *names) == [f"{name} one" for name in names]
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.timeout(240)
 def test_dcp_is_right_on_every_mesh_of_ranks_and_from_one_to_the_next(tmp_path: Path) -> None:
     found = right_on(tmp_path, "dcp", "dcp-async", ranks=RANKS)

@@ -34,7 +34,7 @@ def test_alone_there_is_nobody_to_pass_anything_on_to() -> None:
     assert len(kinds) == len(set(kinds))
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_all_of_it(tmp_path: Path) -> None:
     parser = argparse.ArgumentParser()
     ranks.add_arguments(parser)

@@ -1,4 +1,4 @@
-"""The quick cases on an object store: moto's S3 server, started on loopback; all of them, on both adapters, by `make test-s3`.
+"""The quick cases on an object store: moto's S3 server, started on loopback; all of them, on both adapters, by `make test-long`.
 
 By hand: start a server, then `python -m ckpt_conformance run --adapter jax --quick --store s3://BUCKET --endpoint URL`.
 """

@@ -80,7 +80,7 @@ def test_a_signal_ends_the_processes_and_leaves_nothing(tmp_path: Path, number: 
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.timeout(900)
 def test_the_whole_demo(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "demo", "--json", "--dir", str(tmp_path / "demo")]

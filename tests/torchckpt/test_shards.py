@@ -108,15 +108,41 @@ def test_strided_splits_are_cuts_in_another_order(cuts: tuple[int, tuple[int, ..
         assert list(range(box.start[0], box.stop[0])) == list(indices)
 
 
+def ways_to_read(extent: int, sizes: tuple[int, ...], order: list[int]) -> tuple[list[Box], list[Box]]:
+    """As cuts in that order, and as torch itself reads strided placements."""
+    splits = splits_for(order, sizes)
+    told = [by_torch((extent,), sizes, splits, place) for place in product(*map(range, sizes))]
+    return shards.boxes((extent,), sizes, splits), told
+
+
+def check_tellable(extent: int, sizes: tuple[int, ...], order: list[int]) -> None:
+    """Where no shard's size tells the two apart, no box does, or it is refused."""
+    ours, told = ways_to_read(extent, sizes, order)
+    differ = any(box != other and not box.is_empty for box, other in zip(ours, told, strict=True))
+    if differ and [box.shape for box in ours] == [box.shape for box in told]:
+        with pytest.raises(UnsupportedLeaf, match="cannot be told for certain"):
+            shards._check_tellable((extent,), sizes, splits_for(order, sizes))
+
+
 @given(ordered_cuts())
 def test_a_shard_of_another_kind_shows_on_some_rank(cuts: tuple[int, tuple[int, ...], list[int]]) -> None:
-    """torch itself reads strided placements in another way. Where no shard's size tells the two apart, no box does."""
-    extent, sizes, order = cuts
-    splits = splits_for(order, sizes)
-    ours = shards.boxes((extent,), sizes, splits)
-    told = [by_torch((extent,), sizes, splits, place) for place in product(*map(range, sizes))]
-    if [box.shape for box in ours] == [box.shape for box in told]:
-        assert all(box == other or box.is_empty for box, other in zip(ours, told, strict=True))
+    check_tellable(*cuts)
+
+
+def test_two_ways_to_read_that_no_size_tells_apart_are_refused() -> None:
+    extent, sizes, order = 15, (2, 2, 3), [1, 2, 0]
+    ours, told = ways_to_read(extent, sizes, order)
+    assert [box.shape for box in ours] == [box.shape for box in told]
+    assert ours != told
+    check_tellable(extent, sizes, order)
+
+
+@pytest.mark.parametrize("sizes", list(product((2, 3, 4), repeat=2)))
+def test_two_uneven_cuts_are_told_apart(sizes: tuple[int, int]) -> None:
+    for extent in range(1, 31):
+        ours, told = ways_to_read(extent, sizes, [1, 0])
+        if [box.shape for box in ours] == [box.shape for box in told]:
+            assert all(box == other or box.is_empty for box, other in zip(ours, told, strict=True))
 
 
 @pytest.mark.parametrize("splits", [(Split(0, 2),), (Split(0, 2), None), (Split(0, 3), Split(0)), (Split(0, 2), Split(1))])
