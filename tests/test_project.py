@@ -335,7 +335,21 @@ def test_every_command_that_is_named_exists(document: str) -> None:
 
 @pytest.mark.parametrize(
     "target",
-    ["help", "demo", "test", "test-quick", "test-long", "conformance", "model", "simulate", "bench", "wheel", "check", "format", "clean"],
+    [
+        "help",
+        "demo",
+        "test",
+        "test-quick",
+        "test-long",
+        "conformance",
+        "model",
+        "simulate",
+        "bench",
+        "wheel",
+        "check",
+        "format",
+        "clean",
+    ],
 )
 def test_make_has_the_target(target: str) -> None:
     done = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S607 - make is found on PATH
