@@ -26,14 +26,11 @@ from ckptcore.array_spec import StoredArray, answer, read_error
 from ckptcore.digests import Checking
 from ckptcore.errors import Damaged
 from ckptcore.geometry import Box
-from ckptcore.store import Store
+from ckptcore.store import FILE_THREADS, Store
 from ckptcore.workers import Workers
 
 Request = tuple[StoredArray, Sequence[Box], Sequence[str]]
 """An array, the boxes wanted of it, and the digests of all its chunks in grid order."""
-
-FILE_THREADS = 4
-"""The fewest threads that read files, if the limits allow it: they wait for a disk, which takes no core."""
 
 READS = 1 << 16
 """Reads that are planned at a time."""

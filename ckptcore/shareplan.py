@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -30,11 +29,6 @@ class Plan:
 
     chunks: tuple[Chunk, ...] = ()
     owners: tuple[int, ...] = ()
-
-    @cached_property
-    def numbers(self) -> Mapping[Chunk, int]:
-        """Each chunk's number."""
-        return {chunk: number for number, chunk in enumerate(self.chunks)}
 
     def of(self, rank: int) -> frozenset[int]:
         """The numbers of the chunks that `rank` owns."""

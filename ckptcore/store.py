@@ -24,7 +24,7 @@ from ckptcore.objectstore import ObjectStore
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):/")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]{0,221}")
 FILE_THREADS = 4
-"""The fewest threads of TensorStore for files, unless somebody asks for a number: they wait for a disk, which takes no core."""
+"""The fewest threads for files, unless somebody asks for a number: they wait for a disk, which takes no core."""
 _OBJECT_SEGMENT = re.compile(r"[^\x00-\x1f\x7f/\\?#%]+")
 
 

@@ -16,6 +16,7 @@ from ckptcore.limits import limits
 from ckptcore.shareplan import Plan
 from ckptcore.sharing import Sharing
 from ckptcore.store import Storage, open_store
+from tests.ckptcore.counting_channel import CountingChannel
 from tests.ckptcore.sharing_jobs import DECLARED, WIDTH, not_passed_on, nothing_stays, restored, restored_right, save, state
 from tests.ckptcore.support import checkpointer, commits, on_ranks, run_ranks, same
 from tests.reading import bytes_read, stored_bytes
@@ -169,28 +170,12 @@ def test_ranks_that_disagree_whether_to_are_told(place: Path) -> None:
 # The exchange
 
 
-class Counting:
-    """A channel that counts what is sent through it."""
-
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-        self.rank, self.size, self.coordinator = channel.rank, channel.size, channel.coordinator
-        self.sent: list[int] = []
-
-    def gather(self, data: bytes, *, timeout: float, what: str) -> list[bytes]:
-        self.sent.append(len(data))
-        return self._channel.gather(data, timeout=timeout, what=what)
-
-    def broadcast(self, data: bytes | None, *, timeout: float, what: str) -> bytes:  # noqa: ARG002
-        raise AssertionError
-
-
 def sent_by(place: Path, size: int, wishes: Callable[[int], Any]) -> list[list[int]]:
     (checkpoint,) = commits(open_store(place / "run"))
     array = checkpoint.array(checkpoint.leaves("params")["params.w"])[0]
 
     def body(link: Channel) -> list[int]:
-        counting = Counting(link)
+        counting = CountingChannel(link)
         with Sharing(counting, limits(), timeout=30) as shared:
             shared.agree([("state/", array, boxes) for boxes in wishes(link.rank)])
             shared.end()
@@ -211,11 +196,11 @@ def test_equal_ranks_tell_a_digest_and_different_ones_each_list_once(place: Path
 def test_ranks_wait_for_each_other_to_say_what_they_want_but_not_for_ever(place: Path) -> None:
     save(place / "run", 2, 1)
 
-    counting: list[Counting] = []
+    counting: list[CountingChannel] = []
 
     def body(link: Channel) -> None:
         if link.rank == 0:
-            counting.append(Counting(link))
+            counting.append(CountingChannel(link))
             with Sharing(counting[0], limits(), timeout=0.1) as shared:
                 shared.during(lambda shared: shared.agree([]))
 

@@ -15,6 +15,7 @@ from ckptcore.errors import UnsupportedLeaf
 from ckptcore.geometry import Box
 from ckptcore.layout import ArrayFacts, ComponentFacts, ValueFacts
 from ckptcore.union import Exchange, Tables, describe, digest_of, unite
+from tests.ckptcore.counting_channel import CountingChannel
 from tests.ckptcore.support import run_ranks
 
 SHAPE = (4, 2)
@@ -106,26 +107,10 @@ def wants_leaf(name: str, kind: Any = "array") -> Wanted:
     return Wanted(component="params", path=(("key", name),), kind=kind)
 
 
-class Counting:
-    """A channel that counts what is sent through it."""
-
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-        self.rank, self.size, self.coordinator = channel.rank, channel.size, channel.coordinator
-        self.sent: list[int] = []
-
-    def gather(self, data: bytes, *, timeout: float, what: str) -> list[bytes]:
-        self.sent.append(len(data))
-        return self._channel.gather(data, timeout=timeout, what=what)
-
-    def broadcast(self, data: bytes | None, *, timeout: float, what: str) -> bytes:  # noqa: ARG002
-        raise AssertionError
-
-
 def test_equal_ranks_send_no_table_and_different_ones_send_each_once() -> None:
     def work(channel: Channel) -> Any:
         rank = channel.rank
-        counting = Counting(channel)
+        counting = CountingChannel(channel)
         exchange = Exchange(counting)
         found = []
         same = flat(local("same"))
