@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from types import FrameType
 from typing import Any
 
@@ -31,6 +32,8 @@ class Watch:
 
     def reached(self, step: int) -> bool:
         """Whether `step` is the one to save and stop at. Every rank gets the same answer; True stays True."""
+        # CPython notices a signal that came to a thread of native code only when this one next takes the interpreter lock.
+        time.sleep(0)
         if not self._fired and self.agreed(step):
             self._fired = True
             self.handler.end_at_once()

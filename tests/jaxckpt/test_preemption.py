@@ -16,6 +16,7 @@ from tests.jaxckpt.procs import Job
 
 TRAINING = """
     import itertools
+    import signal
     import threading
     from jaxckpt.preemption import Preemption
 
@@ -23,6 +24,9 @@ TRAINING = """
 
     channel = JaxBackend().channel()
     preemption = Preemption()
+    if "elsewhere" in ARGS:  # a thread of JAX takes the signal
+        jax.numpy.ones(1).block_until_ready()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     print("READY", flush=True)
     # The barrier stands for a training step: it keeps the ranks at the same step.
     for step in itertools.count():
@@ -71,6 +75,15 @@ def test_one_process_stops_and_a_second_signal_ends_it() -> None:
         rank.wait_for("REACHED")
         rank.send(signal.SIGTERM)
         assert rank.wait(timeout=10) == -signal.SIGTERM
+
+
+def test_a_signal_that_another_thread_takes_is_seen_by_a_loop_that_never_waits() -> None:
+    with Job(TRAINING, size=1, args=["elsewhere"]) as job:
+        (rank,) = job.ranks
+        rank.wait_for("READY")
+        rank.send(signal.SIGTERM)
+        rank.wait_for("REACHED", timeout=20)
+        job.wait()
 
 
 def test_the_handler_from_before_comes_back() -> None:
