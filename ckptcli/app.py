@@ -65,7 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # of a terminal that has fewer characters than what is shown
-    return guarded(lambda: _run([argument for argument in given if argument != "--debug"]), debug="--debug" in given)
+    end = given.index("--") if "--" in given else len(given)  # what follows belongs to another program
+    own = [argument for argument in given[:end] if argument != "--debug"]
+    return guarded(lambda: _run([*own, *given[end:]]), debug="--debug" in given[:end])
 
 
 def _run(arguments: list[str]) -> int:

@@ -30,6 +30,8 @@ class Status(IntEnum):
     DEFECT = 70
     """A defect of the command itself."""
     INTERRUPTED = 130
+    PREEMPTED = 143
+    """SIGTERM, which schedulers know: what was supervised has saved and ended, as far as its grace allowed."""
 
 
 def status_of(error: CheckpointError) -> Status:

@@ -20,6 +20,7 @@ COMMANDS = {
     "status": "status",
     "interval": "interval",
     "report": "report.command",
+    "supervise": "supervise",
     "recover": "recover",
     "rollback": "rollback",
     "quarantine": "quarantine",

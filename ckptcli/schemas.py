@@ -30,6 +30,7 @@ from ckptcli.report import command as report
 from ckptcli.rollback import Rollback
 from ckptcli.show import Shown
 from ckptcli.status import Report
+from ckptcli.supervise import Supervised
 from ckptcli.tag import Tagged
 from ckptcli.tree import Tree
 from ckptcli.verify import Verified
@@ -44,6 +45,7 @@ DOCUMENTS: dict[str, type[msgspec.Struct]] = {
     "cat": Found,
     "report": report.Written,
     "status": Report,
+    "supervise": Supervised,
     "interval": Advice,
     "recover": Recovery,
     "rollback": Rollback,

@@ -10,11 +10,12 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 
 from ckptcli import text
 from ckptcli.durations import seconds, shown
 from ckptcli.ending import Status
+from ckptcli.incidents import Supervision, incident_table, supervision, told_facts
 from ckptcli.options import LONGEST, Json, Url, settings
 from ckptcli.output import emit, facts
 from ckptcore.errors import CallError, StoreUnavailable
@@ -66,6 +67,7 @@ class Report(msgspec.Struct, kw_only=True, tag_field="command", tag="status"):
     """What `ckpt status --json` prints.
 
     `fresh`: whether the newest checkpoint is no older than --max-age; null without that. One of more than 5 minutes ahead is not.
+    `supervision` is there for a run that `ckpt supervise` has launched.
     """
 
     url: str
@@ -81,6 +83,7 @@ class Report(msgspec.Struct, kw_only=True, tag_field="command", tag="status"):
     backlog_bytes: int
     undecided: list[Undecided]
     states: Mapping[str, int]
+    supervision: Supervision | msgspec.UnsetType = msgspec.UNSET
 
 
 MaxAge = Annotated[
@@ -157,6 +160,7 @@ def report(found: core.Status, oldest: float | None) -> Report:
             for each in found.undecided
         ],
         states=dict(found.states),
+        supervision=msgspec.UNSET if found.supervision is None else supervision(found.supervision),
     )
 
 
@@ -187,7 +191,8 @@ def _save(save: core.SaveCosts | None) -> Save | None:
 def _render(found: core.Status, made: Report) -> RenderableType:
     late = made.fresh is False and found.committed is not None and (found.committed.age or 0.0) >= 0
     old = " (older than --max-age)" if late else ""
-    return facts(
+    told = found.supervision
+    shown_facts = facts(
         [
             ("run", found.url),
             ("newest committed", _age(found.committed, "none: a failure now loses all work") + old),
@@ -198,8 +203,10 @@ def _render(found: core.Status, made: Report) -> RenderableType:
             ("failed saves", ", ".join(f"{count} {kind}" for kind, count in sorted(found.failures.items())) or "none"),
             ("not yet deleted", _backlog(found.backlog)),
             ("undecided", "; ".join(map(_undecided, made.undecided)) or "none"),
+            *(told_facts(told, found.at) if told is not None else ()),
         ]
     )
+    return Group(shown_facts, incident_table(told.incidents)) if told is not None and told.incidents else shown_facts
 
 
 def _age(newest: core.Newest | None, none: str) -> str:

@@ -5,6 +5,7 @@ Messages name types and never show values: a value may be as large as a training
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,6 +20,15 @@ def check_step(step: Any) -> int:
     if not 0 <= step <= MAX_STEP:
         raise CallError(f"step is {step}, expected 0 to {MAX_STEP}: the number of completed updates")
     return step
+
+
+def check_seconds(seconds: Any) -> float:
+    """Return `seconds` if it is a span of time. Raises `CallError` otherwise."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
+        raise CallError(
+            f"seconds is {seconds if isinstance(seconds, float | int) else _kind(seconds)}, expected a number, 0 or more"
+        )
+    return float(seconds)
 
 
 def check_components(components: Any, *, what: str = "components") -> Mapping[str, Any]:

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Self
 
 from ckptcore import guarantees, ledger, notes, phases, snapshot, wants
-from ckptcore.arguments import check_components, check_init, check_like, check_step
+from ckptcore.arguments import check_components, check_init, check_like, check_seconds, check_step
 from ckptcore.backend import Backend
 from ckptcore.beginning import Beginning, described, prepare
 from ckptcore.cadence import Cadence
@@ -26,15 +25,17 @@ from ckptcore.formats.foreign import Start
 from ckptcore.geometry import CHUNK_BYTES
 from ckptcore.guarantees import Derived
 from ckptcore.handle import SaveHandle
+from ckptcore.heartbeat import Pulse
 from ckptcore.history import History, read_run
 from ckptcore.keep import Keep
-from ckptcore.ledger import Decided, manifest_of, metadata_of
+from ckptcore.ledger import Decided, manifest_of
 from ckptcore.match import Conversion, Rename, Rules, cast_name
 from ckptcore.monitor.observers import Observers
 from ckptcore.names import GenerationId, Named, named_generation
 from ckptcore.nodes import Local, NodeStore
 from ckptcore.preemption import Preemption
 from ckptcore.records import Level, Manifest, Run
+from ckptcore.restored import Restored
 from ckptcore.resuming import AGREEMENT_TIMEOUT, Request, Resumer
 from ckptcore.saving import Saving, give_up
 from ckptcore.schedule import Every, Optimal
@@ -42,31 +43,6 @@ from ckptcore.session import Session, together_telling
 from ckptcore.store import Storage, open_store
 from ckptcore.union import Exchange
 from ckptcore.writer import Identity, Shard
-
-
-@dataclass(frozen=True)
-class Restored:
-    """What a restore gave. `step` is the number of completed updates; `generation` is None for a fresh start.
-
-    `guarantee` is what the continuation can promise, `reason` why this checkpoint was chosen; both None for a fresh start.
-    """
-
-    step: int
-    components: Mapping[str, Any]
-    generation: GenerationId | None = None
-    guarantee: Level | None = None
-    reason: str | None = None
-    manifest: Manifest | None = None
-
-    @property
-    def metadata(self) -> Any:
-        """What the save was given as `metadata`; None for a fresh start."""
-        return None if self.manifest is None else metadata_of(self.manifest)
-
-    def __repr__(self) -> str:
-        generation = None if self.generation is None else str(self.generation)
-        shown = f"step={self.step}, generation={generation!r}, guarantee={self.guarantee!r}"
-        return f"Restored({shown}, components={list(self.components)})"
 
 
 class Checkpointer:
@@ -122,6 +98,7 @@ class Checkpointer:
         self._storage = storage or Storage()
         self._store = open_store(url, self._storage)
         self._backend, self._channel, self._clock = backend, backend.channel(), Clock()
+        self._pulse = Pulse.of(os.environ, self._channel.rank)
         self._keep, self._derived = keep, dict(derived or {})
         self._require: Level | None = require
         self._timeout, self._limits = coordinator_timeout, snapshot.Limits(chunk_bytes, max_staging_bytes)
@@ -188,13 +165,11 @@ class Checkpointer:
         """
         check_init(init)
         rules = Rules(convert=convert)
-        restored = self._resume(Request(like=check_like(like), rules=rules, accept=accept_guarantee, remap=remap))
-        if restored is not None:
-            return restored
-        run = self._opened().incarnation.run
-        if run.parent is None and run.origin is None:
-            return Restored(0, check_components(init(), what="what init() returned"))
-        return self._first(run, partial(prepare, run, self._resumer.start_from, init=init, like=like, rules=rules))
+        request = Request(like=check_like(like), rules=rules, accept=accept_guarantee, remap=remap)
+        with self._pulse.during("restore"):
+            restored = self._resume(request) or self._begun(init, like, rules)
+            self._pulse.restored(restored.step)
+        return restored
 
     def restore(
         self,
@@ -221,28 +196,39 @@ class Checkpointer:
         rules = Rules(rename=rename, cast=cast_name(cast), missing=missing, extra=extra, convert=convert)
         if step is not None and generation is not None:
             raise CallError(f"step={step} and generation={generation!r}: give one of them")
-        restored = self._resume(
-            Request(
-                like=None if like is None else check_like(like),
-                components=chosen,
-                chosen=step if generation is None else named_generation(generation),
-                rules=rules,
-                accept=accept_guarantee,
-                remap=remap,
-            )
+        request = Request(
+            like=None if like is None else check_like(like),
+            components=chosen,
+            chosen=step if generation is None else named_generation(generation),
+            rules=rules,
+            accept=accept_guarantee,
+            remap=remap,
         )
-        if restored is None:
-            raise NotFound(f"run {self.url} has no checkpoint yet")
+        with self._pulse.during("restore"):
+            restored = self._resume(request)
+            if restored is None:
+                raise NotFound(f"run {self.url} has no checkpoint yet")
+            self._pulse.restored(restored.step)
         return restored
 
     def should_save(self, step: int) -> bool:
         """Whether to save after `step` completed updates; the same answer on every rank. Call it at every step."""
         self._observers.at(step)
+        self._pulse.stepped(step)
         if self._watch is not None and not self._preempted:
             self._preempted = self._watch.reached(step)
             if self._preempted:
                 self._tell("preempted", None, f"told to stop: the state after step {step} is saved, then this job ends")
         return self._preempted or self._cadence.due(step)
+
+    def heartbeat(self, step: int | None = None, *, seconds: float | None = None) -> None:
+        """Tell a supervisor that training goes on; `should_save` and `save` do so too. Nothing happens unless there is one.
+
+        `step`: completed updates. `seconds`: this rank's own time for the newest of them, without waiting for other ranks:
+        by that a rank is found that slows down the rest. Call it on any rank, as often as you like.
+        """
+        told = None if step is None else check_step(step)
+        self._pulse.stepped(told, None if seconds is None else check_seconds(seconds))
 
     def save(
         self,
@@ -267,36 +253,38 @@ class Checkpointer:
         check_components(components)
         if self._closed:
             raise CallError("this Checkpointer is closed")
-        earlier = self._earlier_error()
-        if isinstance(earlier, Superseded):
-            raise earlier
-        if isinstance(unchanged, str):
-            raise CallError(f"unchanged={unchanged!r}: expected a sequence of component names, such as ({unchanged!r},)")
-        order = snapshot.Order(
-            components=components,
-            derived=self._derived,
-            guarantee=guarantee,
-            require=self._require,
-            metadata=metadata,
-            metrics={} if metrics is None else metrics,
-            unchanged=unchanged,
-            latest=self._latest,
-            remapped=self._remapped,
-            obstacle=self._obstacle,
-            clock=self._clock,
-        )
-        try:
-            handle = self._start(step, order)
-            if self._preempted:
-                handle.result()
-                raise Preempted(f"told to stop: step {step} is saved as {handle.generation}")
-        except BaseException as error:
+        self._pulse.stepped(step)
+        with self._pulse.during("save"):
+            earlier = self._earlier_error()
+            if isinstance(earlier, Superseded):
+                raise earlier
+            if isinstance(unchanged, str):
+                raise CallError(f"unchanged={unchanged!r}: expected a sequence of component names, such as ({unchanged!r},)")
+            order = snapshot.Order(
+                components=components,
+                derived=self._derived,
+                guarantee=guarantee,
+                require=self._require,
+                metadata=metadata,
+                metrics={} if metrics is None else metrics,
+                unchanged=unchanged,
+                latest=self._latest,
+                remapped=self._remapped,
+                obstacle=self._obstacle,
+                clock=self._clock,
+            )
+            try:
+                handle = self._start(step, order)
+                if self._preempted:
+                    handle.result()
+                    raise Preempted(f"told to stop: step {step} is saved as {handle.generation}")
+            except BaseException as error:
+                if earlier is not None:
+                    error.add_note(f"(the save before had failed too: {earlier})")
+                raise
             if earlier is not None:
-                error.add_note(f"(the save before had failed too: {earlier})")
-            raise
-        if earlier is not None:
-            raise earlier
-        return handle
+                raise earlier
+            return handle
 
     def _start(self, step: int, order: snapshot.Order) -> SaveHandle:
         """Take the snapshot and start the background half."""
@@ -323,12 +311,13 @@ class Checkpointer:
             on_event=self._on_event,
         )
         self._last_step = step
-        self._handle = SaveHandle(generation, self._finish, saving)
+        self._handle = SaveHandle(generation, self._finish, saving, waiting=partial(self._pulse.during, "save"))
         return self._handle
 
     def wait(self) -> None:
         """Wait for the save in flight; raise its error unless it was seen. Nothing of a failed save stays behind."""
-        error = self._earlier_error()
+        with self._pulse.during("save"):
+            error = self._earlier_error()
         if error is not None:
             raise error
 
@@ -360,6 +349,7 @@ class Checkpointer:
 
     def close(self) -> None:
         """Wait for the save in flight and let go of signals. Raises a background error nobody has seen."""
+        self._pulse.enter("final")
         if not self._closed:
             self._closed = True
             if self._watch is not None:
@@ -369,6 +359,7 @@ class Checkpointer:
         finally:
             self._observers.close()
             self._backend.release()
+            self._pulse.enter("final")  # once more: what ends here is told, what comes is the program's own
 
     def __enter__(self) -> Self:
         return self
@@ -399,6 +390,13 @@ class Checkpointer:
         self._tell("restored", generation, f"reason: {base.reason}", {"captured": manifest.captured})
         return Restored(generation.step, resumed.components, generation, base.guarantee, base.reason, manifest)
 
+    def _begun(self, init: Callable[[], Mapping[str, Any]], like: Mapping[str, Any], rules: Rules) -> Restored:
+        """The first state of a run that has nothing to restore."""
+        run = self._opened().incarnation.run
+        if run.parent is None and run.origin is None:
+            return Restored(0, check_components(init(), what="what init() returned"))
+        return self._first(run, partial(prepare, run, self._resumer.start_from, init=init, like=like, rules=rules))
+
     def _first(self, run: Run, prepared: Callable[..., Beginning]) -> Restored:
         """The first state of a run that was begun from another one, or from a checkpoint in another format."""
         work = partial(prepared, url=self.url, backend=self._backend, storage=self._storage, rank=self._channel.rank)
@@ -428,6 +426,7 @@ class Checkpointer:
 
     def _begin(self, session: Session, base: Decided | None) -> None:
         self._session, self._latest, self._attempts, self._remapped = session, base, {}, False
+        self._pulse.opened(session.incarnation.number)
         self._history = History(self._store, session.incarnation.run)
         self._untidy = True  # what the incarnations before have left is not collected yet
         self._last_step = base.generation.step if base else 0

@@ -6,6 +6,7 @@ import os
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager, nullcontext
 from threading import Thread, main_thread
 from typing import Any
 
@@ -19,11 +20,18 @@ class SaveHandle:
     """A save whose snapshot is safe; the rest happens in the background.
 
     `generation` is the save's ID. Whether it became a checkpoint is what `result` tells. `run(*args)` is the background
-    work; the handle lets go of `args` when it is over.
+    work; the handle lets go of `args` when it is over. `waiting` is entered while `result` waits.
     """
 
-    def __init__(self, generation: GenerationId, run: Callable[..., Manifest], *args: Any) -> None:
+    def __init__(
+        self,
+        generation: GenerationId,
+        run: Callable[..., Manifest],
+        *args: Any,
+        waiting: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
         self.generation = generation
+        self._waiting = waiting
         self._future: Future[Manifest] = Future()
         self._delivered = False
         self._process = os.getpid()
@@ -38,7 +46,9 @@ class SaveHandle:
         `CallError` in a process that was forked off: the save goes on in the one that began it.
         """
         self._check_process()
-        if not wait([self._future], timeout).done:
+        with self._waiting():
+            decided = wait([self._future], timeout).done
+        if not decided:
             raise DeadlineExceeded(f"save {self.generation} is not decided after {timeout:g} s; it goes on, call result() again")
         self._delivered = True
         return self._future.result()

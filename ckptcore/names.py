@@ -16,12 +16,14 @@ MAX_INCARNATION = 999_999
 MAX_STEP = 999_999_999_999
 MAX_RANK = 99_999
 MAX_NAME_BYTES = 1024
+MAX_ATTEMPT = 99_999_999
 
 RUN = "run.json"
 INCARNATIONS = "incarnations/"
 GENERATIONS = "generations/"
 LEDGER = "ledger/"
 NOTES = "notes/"
+SUPERVISION = "supervision/"
 RANK_STATE = "rank_state"
 
 _GENERATION = re.compile(r"([0-9]{6})-([0-9]{12})-([1-9][0-9]{0,5})")
@@ -30,6 +32,7 @@ _COMPONENT = re.compile(r"[A-Za-z_][A-Za-z0-9_\-]{0,63}")
 _CLAIM = re.compile(r"incarnations/([0-9]{6})/(claim|base)\.json")
 _SPECIAL = re.compile(r"[%/\\\x00-\x1f\x7f]")
 _LEDGER = re.compile(r"ledger/([0-9]{6})-([0-9]{12})-([1-9][0-9]{0,5})(\.retired)?\.json")
+_ATTEMPT = re.compile(r"supervision/([0-9]{8})/(plan|resumed|end)\.json")
 
 PathElement = tuple[Literal["key", "index", "attr"], str | int]
 """`("key", str | int)`, `("index", int)` or `("attr", str)`."""
@@ -204,6 +207,19 @@ def notes_prefix(generation: GenerationId) -> str:
 
 def note_key(generation: GenerationId, name: str) -> str:
     return f"{notes_prefix(generation)}{check_key(name)}.json"
+
+
+def attempt_key(attempt: int, what: str) -> str:
+    """`what` is `plan`, `resumed` or `end`. Raises `CallError` for a number that no attempt has."""
+    if not 1 <= attempt <= MAX_ATTEMPT:
+        raise CallError(f"attempt {attempt} is outside 1..{MAX_ATTEMPT}")
+    return f"{SUPERVISION}{attempt:08d}/{what}.json"
+
+
+def parse_attempt_key(key: str) -> tuple[int, str] | None:
+    """`(attempt, "plan" | "resumed" | "end")`, or None for any other key."""
+    match = _ATTEMPT.fullmatch(key)
+    return (int(match[1]), match[2]) if match and int(match[1]) > 0 else None
 
 
 def digest_name(digest: str) -> str:

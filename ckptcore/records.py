@@ -3,7 +3,7 @@
 `decode` checks `format`, `version` and `requires` before it looks at anything else, then
 the types and the bounds of every field. Unknown fields are ignored; whoever copies a record
 copies its bytes, so they are kept. `encode` gives the canonical bytes that digests are over.
-The types are in `ckptcore.structs`, and offered here too.
+The types are in `ckptcore.structs` and `ckptcore.attempt_structs`, and offered here too.
 """
 
 from __future__ import annotations
@@ -15,13 +15,23 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ckptcore import canonical, names
+from ckptcore import canonical, names, structs
+from ckptcore.attempt_structs import (
+    ATTEMPT_RECORDS,
+    AttemptEnd,
+    AttemptIncident,
+    AttemptNumber,
+    AttemptPlan,
+    AttemptResumed,
+    ExitStatus,
+    Stack,
+    Supervisor,
+)
 from ckptcore.errors import ForeignRecord, InvalidRecord, UnsupportedFormat
 from ckptcore.structs import (
     KNOWN_FEATURES,
     MAX_CHUNKS,
     MAX_RECORD_BYTES,
-    RECORDS,
     VERSION,
     Abort,
     ArrayLeaf,
@@ -86,6 +96,11 @@ __all__ = [
     "VERSION",
     "Abort",
     "ArrayLeaf",
+    "AttemptEnd",
+    "AttemptIncident",
+    "AttemptNumber",
+    "AttemptPlan",
+    "AttemptResumed",
     "Base",
     "Claim",
     "Committed",
@@ -97,6 +112,7 @@ __all__ = [
     "Digest",
     "Dimensions",
     "Element",
+    "ExitStatus",
     "File",
     "Generation",
     "Guarantee",
@@ -127,9 +143,11 @@ __all__ = [
     "Scope",
     "Settled",
     "Skipped",
+    "Stack",
     "StagedRecord",
     "Step",
     "StoreFacts",
+    "Supervisor",
     "Text",
     "Time",
     "Topology",
@@ -144,6 +162,9 @@ __all__ = [
 ]
 
 R = TypeVar("R", bound=Record)
+
+RECORDS: dict[str, type[Record]] = structs.RECORDS | ATTEMPT_RECORDS
+"""Every kind of record, by the name of its schema."""
 
 
 MAX_REASON = 2000
@@ -361,6 +382,20 @@ def _check_base(base: Base, key: str) -> None:
         raise InvalidRecord(f"{key}: `generation` and `manifest` come together")
 
 
+def _check_plan(plan: AttemptPlan, key: str) -> None:
+    if not len(plan.slots) == len(plan.nodes) == plan.processes:
+        raise InvalidRecord(f"{key}: {len(plan.slots)} slots and {len(plan.nodes)} nodes for {plan.processes} processes")
+    if len(set(zip(plan.nodes, plan.slots, strict=True))) != plan.processes:
+        raise InvalidRecord(f"{key}: two ranks have the same slot of a node")
+
+
+def _check_end(end: AttemptEnd, key: str) -> None:
+    if end.incident is None and end.outcome == "failed":
+        raise InvalidRecord(f"{key}: an attempt that failed has an incident")
+    if end.incident is not None and end.outcome == "finished":
+        raise InvalidRecord(f"{key}: an attempt that finished has no incident")
+
+
 _CHECKS: dict[type[Record], Callable[[Any, str], None]] = {
     Run: _check_run,
     Layout: _check_layout,
@@ -369,4 +404,6 @@ _CHECKS: dict[type[Record], Callable[[Any, str], None]] = {
     Manifest: _check_manifest,
     Base: _check_base,
     Note: _check_note,
+    AttemptPlan: _check_plan,
+    AttemptEnd: _check_end,
 }

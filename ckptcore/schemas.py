@@ -113,6 +113,11 @@ _RULES: Mapping[str, list[dict[str, Any]]] = {
             "then": _absent("lead"),
         },
     ],
+    "attempt-plan": [{"properties": {"slots": {"minItems": 1}, "nodes": {"minItems": 1}}}],
+    "attempt-end": [
+        _when("outcome", "failed", _present("incident")),
+        _when("outcome", "finished", _absent("incident")),
+    ],
     "roster": [{"properties": {"ranks": {"minItems": 1}}}],
     "ArrayLeaf": [
         {

@@ -1,7 +1,8 @@
 """SIGTERM, and several who watch for it: what a framework's `Preemption` is built on.
 
 A Python handler notes that the signal came. Then SIGTERM gets its default action back, so that a second
-signal ends the process at once, even inside native code.
+signal ends the process at once, even inside native code. Under supervision it is ignored from then on: whoever
+supervises kills what takes too long, and SIGTERM may come from a scheduler, from the supervisor and from the launcher.
 
 Several watches of one process, one for each `Checkpointer`, form a chain of handlers: the newest takes the
 signal and tells those before it. A watch that is closed leaves the chain, wherever it stands in it.
@@ -9,12 +10,14 @@ signal and tells those before it. A watch that is closed leaves the chain, where
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
 from types import FrameType
 from typing import Any
 
+from ckptcore import heartbeat
 from ckptcore.errors import CallError
 
 
@@ -62,8 +65,8 @@ class Handler:
         self._take(self.told)
 
     def end_at_once(self) -> None:
-        """Let the next SIGTERM end the process."""
-        self._take(signal.SIG_DFL)
+        """Let the next SIGTERM end the process, unless it is supervised."""
+        self._take(signal.SIG_IGN if heartbeat.FOLDER in os.environ else signal.SIG_DFL)
 
     def told(self, number: int, frame: FrameType | None) -> None:
         """Take the signal. From now on until the step is reached one more must end the process at once."""

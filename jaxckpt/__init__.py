@@ -15,7 +15,6 @@ if _find_spec("jax") is None:
     raise ImportError("jaxckpt needs JAX: pip install 'jaxckpt[jax]'. To read checkpoints without it, use ckptcore.open_run.")
 
 from ckptcore import errors
-from ckptcore.checkpointer import Restored
 from ckptcore.components import PerRank, RankZero
 from ckptcore.events import Event
 from ckptcore.formats.orbax_source import Orbax
@@ -24,10 +23,12 @@ from ckptcore.guarantees import Approximate
 from ckptcore.handle import SaveHandle
 from ckptcore.keep import Best, Keep
 from ckptcore.nodes import Local
+from ckptcore.restored import Restored
 from ckptcore.sampler import Sampler
 from ckptcore.schedule import Every, Optimal
 from ckptcore.store import Storage
 from jaxckpt.checkpointer import Checkpointer, open_run
+from jaxckpt.joining import initialize
 from jaxckpt.rng import host_rng_state
 
 __all__ = [
@@ -49,5 +50,6 @@ __all__ = [
     "Storage",
     "errors",
     "host_rng_state",
+    "initialize",
     "open_run",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import TracebackType
 from typing import Literal
 
 from ckptcore import checkpointer, run
@@ -15,6 +16,7 @@ from ckptcore.nodes import Local
 from ckptcore.records import Level
 from ckptcore.schedule import Every, Optimal
 from ckptcore.store import Storage
+from jaxckpt import ending
 from jaxckpt.backend import JaxBackend
 from jaxckpt.preemption import Preemption
 
@@ -95,6 +97,10 @@ class Checkpointer(checkpointer.Checkpointer):
             metrics_port=metrics_port,
             on_event=on_event,
         )
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        ending.left_by(error)
+        super().__exit__(kind, error, trace)
 
 
 def open_run(url: str | os.PathLike[str], *, storage: Storage | None = None) -> run.Run:

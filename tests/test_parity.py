@@ -38,7 +38,7 @@ def test_the_same_names() -> None:
 
 def test_what_needs_no_framework_is_the_same_object() -> None:
     different = {name for name in SHARED if getattr(jaxckpt, name) is not getattr(torchckpt, name)}
-    assert different == {"Checkpointer", "Sampler", "open_run"}
+    assert different == {"Checkpointer", "Sampler", "initialize", "open_run"}
 
 
 @pytest.mark.parametrize("name", ["Checkpointer", "open_run"])
@@ -49,10 +49,19 @@ def test_the_same_arguments_in_the_same_order_with_the_same_defaults(name: str) 
 def test_the_same_methods_with_the_same_arguments() -> None:
     one, other = public(jaxckpt.Checkpointer), public(torchckpt.Checkpointer)
     assert one.keys() == other.keys()
-    assert {"save", "restore", "restore_or_init", "should_save", "wait", "close", "annotate"} <= one.keys()
+    assert {"save", "restore", "restore_or_init", "should_save", "heartbeat", "wait", "close", "annotate"} <= one.keys()
     for name in one:
         if inspect.isfunction(one[name]):
             assert parameters(one[name]) == parameters(other[name]), name
+
+
+def test_both_set_up_a_job_from_its_environment_alone() -> None:
+    """What may be said beside is the framework's own: how it talks, and which devices it shows."""
+    for function in (jaxckpt.initialize, torchckpt.initialize):
+        signature = inspect.signature(function)
+        assert signature.return_annotation == "Launch"
+        assert all(entry.kind == entry.KEYWORD_ONLY for entry in signature.parameters.values())
+        assert all(entry.default is not entry.empty for entry in signature.parameters.values())
 
 
 def test_the_sampler_of_torch_is_that_of_jax_and_more() -> None:

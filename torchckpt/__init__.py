@@ -17,7 +17,6 @@ if _find_spec("torch") is None:
     )
 
 from ckptcore import errors
-from ckptcore.checkpointer import Restored
 from ckptcore.components import PerRank, RankZero
 from ckptcore.events import Event
 from ckptcore.formats.orbax_source import Orbax
@@ -26,11 +25,13 @@ from ckptcore.guarantees import Approximate
 from ckptcore.handle import SaveHandle
 from ckptcore.keep import Best, Keep
 from ckptcore.nodes import Local
+from ckptcore.restored import Restored
 from ckptcore.schedule import Every, Optimal
 from ckptcore.store import Storage
 from torchckpt.checkpointer import Checkpointer, open_run
 from torchckpt.dcp_source import DcpCheckpoint
 from torchckpt.gradients import Gradients
+from torchckpt.joining import initialize
 from torchckpt.preemption import ignore_sigterm
 from torchckpt.rng import rng_state
 from torchckpt.sampler import Sampler
@@ -58,6 +59,7 @@ __all__ = [
     "Storage",
     "errors",
     "ignore_sigterm",
+    "initialize",
     "open_run",
     "rng_state",
 ]

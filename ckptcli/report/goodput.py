@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 from ckptcli.durations import shown
@@ -10,7 +9,7 @@ from ckptcli.report.markup import element, escape, facts, picture
 from ckptcli.report.scale import Linear
 from ckptcore import interval
 from ckptcore.inspect.chronicle import Chronicle
-from ckptcore.inspect.costs import Measured, measured
+from ckptcore.inspect.costs import Measured, kept, measured
 from ckptcore.interval import Costs
 
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 1000, 240, 64, 14, 40
@@ -22,12 +21,12 @@ def goodput(told: Chronicle, mtbf: float | None) -> str:
     if mtbf is None or found is None:
         return ""
     costs = Costs(blocking=found.blocking, persist=found.persist)
-    best, kept = interval.best_period(costs, mtbf), _kept(told)
-    return _curve(costs, mtbf, best, kept) + facts(_told(found, costs, mtbf, best, kept))
+    best, current = interval.best_period(costs, mtbf), kept(told.entries)
+    return _curve(costs, mtbf, best, current) + facts(_told(found, costs, mtbf, best, current))
 
 
-def _told(found: Measured, costs: Costs, mtbf: float, best: float, kept: float | None) -> dict[str, object]:
-    current = "" if kept is None or kept < costs.shortest else f"{shown(kept)}: {interval.goodput(kept, costs, mtbf):.2%}"
+def _told(found: Measured, costs: Costs, mtbf: float, best: float, period: float | None) -> dict[str, object]:
+    current = "" if period is None or period < costs.shortest else f"{shown(period)}: {interval.goodput(period, costs, mtbf):.2%}"
     return {
         "best time between saves": f"{shown(best)}: {interval.goodput(best, costs, mtbf):.2%}",
         "this run's": current,
@@ -38,26 +37,13 @@ def _told(found: Measured, costs: Costs, mtbf: float, best: float, kept: float |
     }
 
 
-def _kept(told: Chronicle) -> float | None:
-    """The median time from one commit to the next of the same incarnation."""
-    dated = [
-        (entry.generation.incarnation, entry.at) for entry in told.entries if entry.at is not None and entry.bytes is not None
-    ]
-    spans = sorted(
-        (later - earlier).total_seconds()
-        for (one, earlier), (other, later) in itertools.pairwise(dated)
-        if one == other and later > earlier
-    )
-    return spans[len(spans) // 2] if spans else None
-
-
-def _curve(costs: Costs, mtbf: float, best: float, kept: float | None) -> str:
+def _curve(costs: Costs, mtbf: float, best: float, current: float | None) -> str:
     points = interval.curve(costs, mtbf)
     across = Linear(math.log(points[0][0]), math.log(points[-1][0]), LEFT, WIDTH - 20)
     up = Linear(min(value for _, value in points), 1.0, HEIGHT - BOTTOM, TOP)
     line = "L".join(f"{across(math.log(period))},{up(value)}" for period, value in points)
     shapes = [*_grid(up), *_times(across, points[0][0], points[-1][0]), element("path", class_="curve", d=f"M{line}")]
-    marks = {"best": best} | ({} if kept is None or not points[0][0] <= kept <= points[-1][0] else {"this run": kept})
+    marks = {"best": best} | ({} if current is None or not points[0][0] <= current <= points[-1][0] else {"this run": current})
     for number, (name, period) in enumerate(marks.items()):
         x = across(math.log(period))
         shapes.append(element("line", class_=f"at at-{number}", x1=x, x2=x, y1=TOP, y2=HEIGHT - BOTTOM))

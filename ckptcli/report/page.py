@@ -8,6 +8,7 @@ from importlib.resources import files
 from string import Template
 
 from ckptcli import text
+from ckptcli.report.attempts import accounted, attempt_table, incident_table, overview
 from ckptcli.report.bars import PHASES, bar, duration, longest, phases
 from ckptcli.report.goodput import goodput
 from ckptcli.report.markup import element, escape, facts, section, table
@@ -22,10 +23,22 @@ RANKS = 64
 
 def page(told: Chronicle, now: datetime, *, mtbf: float | None = None) -> str:
     """The HTML text. `now`: when it is made; ages are from then. `mtbf`: seconds between failures, for the goodput curve."""
-    shown = _shown(told)
+    shown, supervised = _shown(told), accounted(told, now)
     main = [
         section(
-            "timeline", "Timeline", timeline(told), remark="Each lane is an incarnation: one start of the job. Times are UTC."
+            "timeline",
+            "Timeline",
+            timeline(told),
+            remark="Each lane is an incarnation: one start of the job. Times are UTC."
+            + (" The lane above them is the supervisor's." if supervised else ""),
+        ),
+        section(
+            "incidents",
+            "Incidents and goodput",
+            *([] if supervised is None else [overview(supervised), incident_table(supervised.incidents, told.attempts)]),
+            remark="Where the time under supervision went, and what each incident has cost: the last sign of life until it was"
+            " noticed (detect), until the next attempt restores, and its compilation (relaunch), until it has its state"
+            " (restore), until it is where training had been (recompute).",
         ),
         section(
             "saves",
@@ -40,6 +53,7 @@ def page(told: Chronicle, now: datetime, *, mtbf: float | None = None) -> str:
         section("components", "Components", _components(shown), remark=_about(shown, "of the newest checkpoint")),
         section("mesh", "Mesh", _mesh(shown)),
         section("starts", "Starts of the job", _starts(told.starts)),
+        section("attempts", "Attempts of the supervisor", attempt_table(told.attempts)),
         section("generations", "Generations", _generations(told.entries, now)),
     ]
     return Template(_part("page.html")).substitute(

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
+from ckptcli.report.attempts import band, drawn, legend
 from ckptcli.report.markup import element, escape, picture
 from ckptcli.report.scale import Times
 from ckptcore.inspect.chronicle import Chronicle, Start
+from ckptcore.inspect.incidents import Span
 from ckptcore.inspect.inventory import Entry
 from ckptcore.names import GenerationId
 
@@ -32,17 +34,20 @@ MARKS = {
 def timeline(told: Chronicle) -> str:
     """The picture, and what its marks mean; empty while nothing has happened."""
     starts = {start.number: start for start in told.starts[-LANES:]}
-    dated = _dated(told, starts)
+    dated, attempts = _dated(told, starts), drawn(told, LANES)
     moments = [*dated.values(), *(start.claimed for start in starts.values() if start.claimed)]
+    moments += [at for parts in attempts for span in parts for at in (span.start, span.stop)]
     if not moments:
         return ""
     times = Times(min(moments), max(moments), LEFT + 8, WIDTH - RIGHT)
-    lanes = {number: TOP + LANE * row + LANE / 2 for row, number in enumerate(starts)}
-    height = TOP + LANE * len(lanes) + 30
+    top = TOP + (LANE if attempts else 0)
+    lanes = {number: top + LANE * row + LANE / 2 for row, number in enumerate(starts)}
+    height = top + LANE * len(lanes) + 30
     entries = [entry for entry in told.entries if entry.generation in dated]
     shapes = [
         *_axis(times, height),
-        *(_lane(number, y) for number, y in lanes.items()),
+        *(_lane(str(number), y) for number, y in lanes.items()),
+        *(_attempts(told, attempts, times) if attempts else ()),
         *_launches(starts, lanes, dated, times),
         *(
             _mark(entry, _place(entry, times(dated[entry.generation])), lanes[entry.generation.incarnation], starts)
@@ -52,7 +57,15 @@ def timeline(told: Chronicle) -> str:
     label = f"Timeline of {len(entries)} generations in {len(lanes)} incarnations"
     omitted = len(told.starts) - len(starts)
     remark = element("p", f"{omitted} older incarnations are not drawn.", class_="quiet") if omitted else ""
-    return picture(WIDTH, height, label, *shapes) + _legend({entry.state for entry in entries}) + remark
+    meaning = _legend({entry.state for entry in entries}) + (legend() if attempts else "")
+    return picture(WIDTH, height, label, *shapes) + meaning + remark
+
+
+def _attempts(told: Chronicle, found: list[list[Span]], times: Times) -> list[str]:
+    """The supervisor's attempts in a lane of their own, above the incarnations."""
+    numbers = [attempt.number for attempt in told.attempts[-len(found) :]]
+    y = TOP + LANE / 2
+    return [_lane("attempts", y), *band(found, numbers, times, y)]
 
 
 def _place(entry: Entry, x: float) -> float:
@@ -83,9 +96,11 @@ def _axis(times: Times, height: float) -> list[str]:
     return shapes
 
 
-def _lane(number: int, y: float) -> str:
+def _lane(name: str, y: float) -> str:
     line = element("line", class_="lane", x1=LEFT, x2=WIDTH - RIGHT + 10, y1=y, y2=y)
-    return line + element("text", f"{number}", class_="tick", x=LEFT - 10, y=y + 4, text_anchor="end")
+    return line + element(
+        "text", escape(name), class_="tick", x=LEFT - 10 if name.isdigit() else LEFT - 4, y=y + 4, text_anchor="end"
+    )
 
 
 def _launches(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from ckptcore import names, records
+from ckptcore.attempts import Attempt, Attempts
 from ckptcore.errors import DamageError
 from ckptcore.history import History
 from ckptcore.inspect.inventory import Entry, inventory, time_of
@@ -48,13 +49,17 @@ class Delivery:
 
 @dataclass(frozen=True, kw_only=True)
 class Chronicle:
-    """A run as a report tells it. `deliveries`: of the newest commits, in order of rank; without those that cannot be read."""
+    """A run as a report tells it.
+
+    `deliveries`: of the newest commits, in order of rank; without those that cannot be read. `attempts`: of supervisors.
+    """
 
     url: str
     run: records.Run
     starts: tuple[Start, ...]
     entries: tuple[Entry, ...]
     deliveries: Mapping[GenerationId, tuple[Delivery, ...]]
+    attempts: tuple[Attempt, ...] = ()
 
 
 def chronicle(store: Store, *, newest: int = NEWEST) -> Chronicle:
@@ -69,6 +74,7 @@ def chronicle(store: Store, *, newest: int = NEWEST) -> Chronicle:
         starts=tuple(_start(store, history, number) for number in sorted(history.bases)),
         entries=tuple(entries),
         deliveries={generation: found for generation, found in told.items() if found},
+        attempts=tuple(Attempts(store, history.run.run_id).load()),
     )
 
 

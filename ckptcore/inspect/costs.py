@@ -1,13 +1,14 @@
-"""What a run's newest saves have cost, from their receipts, for whoever computes an interval. Pure."""
+"""What a run's newest saves have cost, from their receipts, and how often it saves, for whoever computes an interval. Pure."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from ckptcore.inspect.chronicle import Delivery
+from ckptcore.inspect.inventory import Entry
 from ckptcore.names import GenerationId
 
 
@@ -36,6 +37,17 @@ def measured(deliveries: Mapping[GenerationId, Sequence[Delivery]]) -> Measured 
     ]
     persist = complete or [_longest(found, "write") for _, found in ordered]
     return Measured(median(_longest(found, "stage") for _, found in ordered), median(persist), len(ordered), bool(complete))
+
+
+def kept(entries: Iterable[Entry]) -> float | None:
+    """The median time from one commit to the next of the same incarnation, in seconds; None before there are two."""
+    dated = [(entry.generation.incarnation, entry.at) for entry in entries if entry.at is not None and entry.bytes is not None]
+    spans = sorted(
+        (later - earlier).total_seconds()
+        for (one, earlier), (other, later) in itertools.pairwise(dated)
+        if one == other and later > earlier
+    )
+    return spans[len(spans) // 2] if spans else None
 
 
 def _longest(found: Sequence[Delivery], phase: str) -> float:

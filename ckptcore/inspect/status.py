@@ -5,19 +5,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from ckptcore import ledger, phases
+from ckptcore.attempts import Attempts
 from ckptcore.clock import Clock
 from ckptcore.errors import DamageError
 from ckptcore.history import read_run
 from ckptcore.incarnations import stored
 from ckptcore.inspect.chronicle import deliveries
+from ckptcore.inspect.costs import kept
 from ckptcore.inspect.failures import failure
+from ckptcore.inspect.incidents import Account, account
 from ckptcore.inspect.inventory import Entry, inventory
+from ckptcore.interval import Costs
 from ckptcore.names import GenerationId
 from ckptcore.reader import Checkpoint
 from ckptcore.store import Store
+
+_NEVER = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,7 @@ class Status:
     `on_nodes`: a newer one that is whole on the nodes, and not durable yet; a job that is started there goes on from it.
     `steps_at_risk`: steps after `committed` that a save under way has already seen, None where there is none: at least these
     would be done again. `failures`: aborted saves by kind (`ckptcore.inspect.failures`). `states`: generations by state.
+    `supervision`: attempts, incidents and goodput; None if nobody supervises.
     """
 
     url: str
@@ -79,6 +86,7 @@ class Status:
     backlog: Backlog
     undecided: tuple[Entry, ...]
     states: Mapping[str, int]
+    supervision: Account | None = None
 
 
 def status(store: Store, clock: Clock | None = None) -> Status:
@@ -88,18 +96,21 @@ def status(store: Store, clock: Clock | None = None) -> Status:
     on_path = [entry for entry in entries if entry.state in ("committed", "verified") and entry.guarantee != "weights"]
     committed = _newest(on_path, now)
     undecided = tuple(entry for entry in entries if entry.state == "undecided")
+    save, on_nodes = _last_save(store, entries), _newest([entry for entry in undecided if entry.on_nodes], now)
+    seen = max((each.captured for each in (committed, on_nodes) if each and each.captured), default=_NEVER)
     return Status(
         url=store.url,
         at=now,
         committed=committed,
         verified=_newest([entry for entry in on_path if entry.state == "verified"], now),
-        on_nodes=_newest([entry for entry in undecided if entry.on_nodes], now),
+        on_nodes=on_nodes,
         steps_at_risk=_at_risk(committed, undecided),
-        save=_last_save(store, entries),
+        save=save,
         failures=Counter(failure(entry.reason, entry.missing) for entry in entries if entry.state == "aborted"),
         backlog=_backlog(store, entries),
         undecided=undecided,
         states=Counter(entry.state for entry in entries),
+        supervision=account(Attempts(store).load(), now, seen=seen, costs=_costs(save), period=kept(entries)),
     )
 
 
@@ -143,6 +154,13 @@ def _last_save(store: Store, entries: Sequence[Entry]) -> SaveCosts | None:
         slowest=slowest,
         slowest_seconds=None if slowest is None else phases.own(by_rank[slowest]),
     )
+
+
+def _costs(save: SaveCosts | None) -> Costs | None:
+    """What the newest save tells of what saves cost."""
+    if save is None or save.stage is None:
+        return None
+    return Costs(blocking=save.stage, persist=sum(filter(None, (save.write, save.previous_wait, save.previous_commit))))
 
 
 def _backlog(store: Store, entries: Sequence[Entry]) -> Backlog:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from typing import Any, Literal
 from ckptcore.errors import CallError
 from ckptcore.events import Event, log
 from ckptcore.inspect.failures import failure
+from ckptcore.inspect.incidents import PARTS, Account
 from ckptcore.inspect.status import Newest, Status
 
 
@@ -74,6 +76,24 @@ STORED = {
     "ckpt_backlog_bytes": Metric("Gauge", "Bytes of the retired ones among them."),
 }
 """Of a run's records alone."""
+
+SUPERVISED = {
+    "ckpt_attempt": Metric("Gauge", "The number of the newest launch by a supervisor."),
+    "ckpt_attempt_processes": Metric("Gauge", "Ranks of that launch."),
+    "ckpt_attempt_open": Metric("Gauge", "1 while no end of that launch is recorded."),
+    "ckpt_incidents": Metric("Gauge", "Launches that ended before their time, by kind.", ("kind",)),
+    "ckpt_newest_incident_timestamp_seconds": Metric("Gauge", "Unix time at which the newest of these was noticed."),
+    "ckpt_supervised_seconds": Metric(
+        "Gauge",
+        "Where the time under supervision went: productive, blocked (by saves), detect, relaunch, restore, recompute.",
+        ("part",),
+    ),
+    "ckpt_lost_steps": Metric("Gauge", "Completed updates that were made again after incidents."),
+    "ckpt_goodput_ratio": Metric("Gauge", "The productive part of the time under supervision, 0 to 1."),
+    "ckpt_goodput_predicted_ratio": Metric("Gauge", "The same as the interval model has it, for the costs that were measured."),
+    "ckpt_mtbf_seconds": Metric("Gauge", "Time under supervision by incident."),
+}
+"""Of a run's records, if a supervisor has launched its job."""
 
 _TROUBLE = frozenset({"fallen-back", "superseded", "undecided", "collection-failed", "damaged", "verification-failed"})
 _OUTCOMES = frozenset({"committed", "aborted", "undecided"})
@@ -185,7 +205,7 @@ def check_port(port: int) -> None:
 
 def exposition(status: Status) -> bytes:
     """A `Status` in Prometheus' text format. Raises `ImportError` without the extra."""
-    of = _Registered(status.url, SHARED | STORED)
+    of = _Registered(status.url, SHARED | STORED | (SUPERVISED if status.supervision else {}))
     _newest(of, "newest_commit_captured_timestamp_seconds", status.committed)
     _newest(of, "newest_verified_captured_timestamp_seconds", status.verified)
     if status.committed is not None:
@@ -199,6 +219,8 @@ def exposition(status: Status) -> bytes:
         of("aborted_generations", kind=kind).set(count)
     of("backlog_generations").set(len(status.backlog.generations))
     of("backlog_bytes").set(status.backlog.bytes)
+    if status.supervision is not None:
+        _supervised(of, status.supervision)
     return client().generate_latest(of.registry)
 
 
@@ -214,6 +236,28 @@ def _save(of: _Registered, status: Status) -> None:
     if save.slowest is not None:
         of("slowest_rank").set(save.slowest)
         of("slowest_rank_seconds").set(save.slowest_seconds)
+
+
+def _supervised(of: _Registered, told: Account) -> None:
+    newest, found = told.newest, told.goodput
+    of("attempt").set(newest.number)
+    of("attempt_processes").set(newest.plan.processes)
+    of("attempt_open").set(newest.end is None)
+    for kind, count in Counter(each.kind for each in told.incidents).items():
+        of("incidents", kind=kind).set(count)
+    for part in PARTS:
+        of("supervised_seconds", part=part).set(getattr(found, part))
+    of("lost_steps").set(sum(each.lost_steps or 0 for each in told.incidents))
+    at = told.incidents[-1].at if told.incidents else None
+    numbers = {
+        "newest_incident_timestamp_seconds": at and at.timestamp(),
+        "goodput_ratio": found.fraction,
+        "goodput_predicted_ratio": told.predicted,
+        "mtbf_seconds": found.mtbf,
+    }
+    for name, value in numbers.items():
+        if value is not None:
+            of(name).set(value)
 
 
 def _newest(of: _Registered, name: str, newest: Newest | None) -> None:

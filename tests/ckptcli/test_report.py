@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import sys
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
@@ -12,12 +13,16 @@ from typing import Any, ClassVar
 
 import pytest
 
+from ckptcli.report import attempts
+from ckptcli.report import timeline as timeline_module
 from ckptcli.report.scale import Linear, Times
 from ckptcli.report.timeline import MARKS, _dated
+from ckptcore.inspect.incidents import PARTS
 from ckptcore.inspect.inventory import State
 from ckptcore.names import GenerationId
 from ckptcore.run import open_run
 from tests.ckptcli.support import Ckpt
+from tests.ckptcore.supervised import OWNER, Supervised, supervised
 from tests.ckptcore.support import Job, checkpointer, file_store, state
 from tests.processes import ROOT
 
@@ -177,3 +182,46 @@ def test_a_long_timeline_is_dated_in_one_pass() -> None:
     found = _dated(SimpleNamespace(entries=entries), {1: SimpleNamespace(claimed=claimed)})  # pyright: ignore[reportArgumentType]
     assert set(found.values()) == {claimed}
     assert Counted.looks < 20_000
+
+
+def test_a_supervised_run(ckpt: Ckpt, place: Path, tmp_path: Path) -> None:
+    supervised(place / "run")
+    page = report(ckpt, place / "run", tmp_path / "report.html")
+    assert {"incidents", "attempts"} <= set(page.values("id"))
+    assert {f"part {part}" for part in PARTS} <= set(page.values("class"))
+    assert {"exit", "hang", "signal"} <= set(page.text)
+    assert "rank 2 exited with 1: <b>no device</b>" in page.text, "what a program said is text"
+    assert any("save (train.py:42)\n    <module> (train.py:50)" in text for text in page.text)
+    assert {"attempts", "shrunk", "0-1, 3", "in save at step 440"} <= set(page.text)
+    drawn = [found for tag, found in page.elements if tag == "rect" and str(found.get("class")).startswith("part ")]
+    assert len(drawn) >= 15
+    places = [float(str(found["x"])) for found in drawn]
+    assert places == sorted(places)
+
+
+def test_of_many_attempts_the_newest_are_listed(ckpt: Ckpt, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "SHOWN", 2)
+    monkeypatch.setattr(timeline_module, "LANES", 2)
+    supervised(place / "run")
+    page = report(ckpt, place / "run", tmp_path / "report.html")
+    assert "The newest 2 of 3." in page.text
+    assert "The newest 2 of 5." in page.text
+    assert {"attempt 4", "attempt 5"} == {text for text in page.text if re.fullmatch(r"attempt \d", text)}
+
+
+def test_an_attempt_before_the_first_save(ckpt: Ckpt, place: Path, tmp_path: Path) -> None:
+    """Nothing is committed, nothing has caught up, several nodes."""
+    run = Supervised(place / "run")
+    run.clock.seconds = 1
+    run.attempts.plan(1, supervisor=OWNER, slots=(0, 1, 0), nodes=("a", "a", "b"), cause="start")
+    Job(run.store, 3, clock=run.clock).open()
+    page = report(ckpt, place / "run", tmp_path / "report.html")
+    assert "a: 0-1; b: 0" in page.text
+    assert "Nothing to resume from" in page.text
+
+
+def test_a_run_that_nobody_supervises_has_no_such_sections(ckpt: Ckpt, tmp_path: Path) -> None:
+    page = report(ckpt, GOLDEN, tmp_path / "report.html")
+    assert {"incidents", "attempts"}.isdisjoint(page.values("id"))
+    assert "attempts" not in page.text
+    assert not any(name.startswith("part ") for name in page.values("class"))

@@ -43,7 +43,8 @@ EXAMPLES: dict[str, list[object]] = {
 
 
 def test_every_document_has_an_example() -> None:
-    assert EXAMPLES.keys() == schemas.DOCUMENTS.keys()
+    elsewhere = {"supervise"}  # a line for each event, of a job: tests/ckptsupervise/test_command.py
+    assert EXAMPLES.keys() == schemas.DOCUMENTS.keys() - elsewhere
 
 
 def test_what_is_checked_in_is_what_is_made() -> None:

@@ -6,12 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
+from jsonschema import Draft202012Validator
 
-from ckptcli import status
+from ckptcli import schemas, status
+from ckptcore.attempts import AttemptIncident
 from ckptcore.errors import StoreUnavailable
 from ckptcore.proof import Refuted
 from ckptcore.run import open_run
 from tests.ckptcli.support import Ckpt
+from tests.ckptcore.supervised import Supervised, supervised
 from tests.ckptcore.support import Job, file_store
 from tests.ckptcore.training import train
 
@@ -96,3 +99,53 @@ def test_bad_input(ckpt: Ckpt, place: Path) -> None:
         told = ckpt.refused("status", place / "run", "--watch", watch, status=2)
         assert f"--watch {float(watch):g}: expected seconds" in told
     assert "does not end in .prom" in ckpt.refused("status", place / "run", "--prometheus", place / "x", status=2)
+
+
+def test_a_supervised_run_tells_its_incidents(ckpt: Ckpt, place: Path) -> None:
+    supervised(place / "run")
+    out = ckpt("status", place / "run").out
+    facts, _, table = out.partition("\nattempt   at")
+    told = dict(line.split("  ", 1) for line in facts.splitlines())
+    assert told["attempt"].strip() == "5, 4 ranks (grown), trains"
+    assert told["goodput"].strip().endswith("% of 2 h")
+    assert told["lost time"].strip() == (
+        "detect 10 min 10 s, relaunch 4 min 42 s, restore 17 s, recompute 11 min 10 s, blocked 12 s"
+    )
+    assert told["incidents"].strip() == "1 exit, 1 hang, 1 signal; one in 40 min"
+    newest = told["newest incident"].strip()
+    assert newest.startswith("exit of rank 2 (trainer-7, slot 2) in init, ")
+    assert newest.endswith("; cost 7 min 30 s and 0 steps, caught up")
+    assert [row.split()[0] for row in table.splitlines()[2:]] == ["1", "2", "3"]
+    assert "rank 2 was killed by SIGKILL" in table
+
+
+def test_a_supervised_run_for_programs(ckpt: Ckpt, place: Path) -> None:
+    supervised(place / "run")
+    document = ckpt("status", place / "run", "--json").json
+    Draft202012Validator(schemas.schema("status")).validate(document)
+    told = document["supervision"]
+    assert (told["attempt"], told["cause"], told["processes"], told["outcome"]) == (5, "grown", 4, None)
+    parts = ("productive", "blocked", "detect", "relaunch", "restore", "recompute")
+    assert told["wall_seconds"] == pytest.approx(sum(told[f"{part}_seconds"] for part in parts))
+    assert told["goodput"] == pytest.approx(told["productive_seconds"] / told["wall_seconds"])
+    assert [each["kind"] for each in told["incidents"]] == ["signal", "hang", "exit"]
+    assert told["incidents"][1]["phase"] == "save"
+    assert told["incidents"][0]["recompute_seconds"] == 300
+
+
+def test_a_job_that_does_not_start_again(ckpt: Ckpt, place: Path) -> None:
+    """One attempt, which has failed, and nothing since."""
+    run = Supervised(place / "run")
+    run.plan(0, "start")
+    run.train(20, 4, {100: 600})
+    run.end(700, 702, incident=AttemptIncident(kind="exit", message="no words\x1b[31m"), last_step=120, restored_step=0)
+    out = ckpt("status", place / "run").out
+    assert "1, 4 ranks (start), failed" in out
+    assert "; cost 2 s, not caught up yet" in out
+    assert "no words\\x1b[31m (not caught up yet)" in out
+
+
+def test_a_run_that_nobody_supervises_looks_as_ever(ckpt: Ckpt, place: Path) -> None:
+    train(place, [10], size=1)
+    assert "supervision" not in ckpt("status", place, "--json").json
+    assert {"attempt", "goodput", "incidents"}.isdisjoint(line.split("  ")[0] for line in ckpt("status", place).out.splitlines())

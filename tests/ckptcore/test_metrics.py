@@ -22,6 +22,7 @@ from ckptcore.inspect.status import status
 from ckptcore.monitor import metrics
 from ckptcore.names import GenerationId
 from ckptcore.run import open_run
+from tests.ckptcore.supervised import moment, supervised
 from tests.ckptcore.support import Job, checkpointer, file_store, on_ranks, state
 from tests.ckptcore.training import train
 from tests.processes import ROOT
@@ -212,10 +213,32 @@ def test_a_textfile_is_replaced_whole_or_not_at_all(place: Path, monkeypatch: py
     assert sorted(path.name for path in place.iterdir()) == ["ckpt.prom", "run"]
 
 
+def test_a_supervised_run_by_its_records(place: Path) -> None:
+    told = status(supervised(place).store)
+    found = scraped(metrics.exposition(told).decode())
+    assert found["ckpt_attempt",] == 5
+    assert found["ckpt_attempt_processes",] == 4
+    assert found["ckpt_attempt_open",] == 1
+    assert [found["ckpt_incidents", kind] for kind in ("signal", "hang", "exit")] == [1, 1, 1]
+    assert found["ckpt_newest_incident_timestamp_seconds",] == moment(3640).timestamp()
+    assert found["ckpt_lost_steps",] == 90
+    assert found["ckpt_mtbf_seconds",] == 2400
+    parts = {key[1]: value for key, value in found.items() if key[0] == "ckpt_supervised_seconds"}
+    assert sum(parts.values()) == 7200
+    assert found["ckpt_goodput_ratio",] == pytest.approx(parts["productive"] / 7200)
+    assert ("ckpt_goodput_predicted_ratio",) not in found
+
+
+def test_a_run_that_nobody_supervises_has_none_of_these(place: Path) -> None:
+    train(place, [10], size=1)
+    text = metrics.exposition(status(file_store(place))).decode()
+    assert [name for name in metrics.SUPERVISED if name in text] == []
+
+
 def test_every_metric_of_the_alert_rules_exists() -> None:
     rules = (ROOT / "docs" / "alerts.yml").read_text()
     named = set(re.findall(r"\bckpt_[a-z_]+", rules))
-    known = metrics.SHARED | metrics.LIVE | metrics.STORED
+    known = metrics.SHARED | metrics.LIVE | metrics.STORED | metrics.SUPERVISED
     assert len(named) >= 5
     assert named <= known.keys()
     assert all(metric.help.endswith(".") for metric in known.values())

@@ -42,6 +42,7 @@ from ckptcore.records import (
     Values,
     Written,
 )
+from tests.ckptcore.supervised import CAUGHT_UP, ENDED, PLAN
 
 D = "blake3:" + "0" * 64
 RUN = "01234567-89ab-cdef-0123-456789abcdef"
@@ -167,6 +168,9 @@ EXAMPLES: dict[str, Record] = {
     "retired": RetiredRecord(run_id=RUN, generation=GENERATION, manifest=D, decided=TIME, policy="keep last 3"),
     "staged": StagedRecord(run_id=RUN, generation=GENERATION, participants=2, decided=TIME, decided_by=1),
     "note": Note(run_id=RUN, generation=GENERATION, kind="metrics", created=TIME, metrics={"loss": {"$float": "0.5"}}),
+    "attempt-plan": PLAN,
+    "attempt-resumed": CAUGHT_UP,
+    "attempt-end": ENDED,
 }
 BY_NAME = pytest.mark.parametrize("name", RECORDS)
 

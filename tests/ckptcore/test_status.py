@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from ckptcore import ledger, names, phases
+from ckptcore.attempts import AttemptIncident, Attempts
 from ckptcore.errors import NotFound, SaveFailed
 from ckptcore.inspect import costs
+from ckptcore.inspect import status as status_module
 from ckptcore.inspect.chronicle import Delivery, chronicle
 from ckptcore.inspect.failures import failure
+from ckptcore.inspect.incidents import predicted
 from ckptcore.inspect.status import status
+from ckptcore.interval import Costs
 from ckptcore.keep import Keep
 from ckptcore.names import GenerationId
 from ckptcore.proof import Refuted
 from ckptcore.run import open_run
 from tests.ckptcore.failing import FaultyStore
+from tests.ckptcore.supervised import END, OWNER, At, supervised
 from tests.ckptcore.support import FakeClock, Job, checkpointer, file_store, state
 from tests.ckptcore.training import Later, train
 
@@ -193,3 +198,64 @@ def test_the_slowest_rank() -> None:
     assert phases.slowest({0: {"stage": 1, "write": 2}, 1: {"stage": 3, "write": 1}, 2: {}}) == 1
     assert phases.slowest({}) is phases.slowest({0: {}}) is None
     assert phases.before({"stage": 1, "write": 2, "wait": 3, "commit": 4}) == {"previous_wait": 3, "previous_commit": 4}
+
+
+class AfterAll(At):
+    """A clock that shows the end of what `supervised` made."""
+
+    seconds = 8000.0
+
+
+def test_a_supervised_run_has_an_account(place: Path) -> None:
+    """What the newest attempt trains counts until the newest capture: nobody knows whether it lives."""
+    run = supervised(place)
+    found = status(run.store, AfterAll())
+    assert found.at == END
+    told = found.supervision
+    assert told is not None
+    assert (told.newest.number, [each.kind for each in told.incidents]) == (5, ["signal", "hang", "exit"])
+    assert [each.lost_steps for each in told.incidents] == [50, 40, 0]
+    assert told.goodput.wall == 7200
+    assert told.goodput.detect == 0.5 + 600 + 10
+    assert told.goodput.mtbf == 2400
+    assert open_run(place).status().supervision is not None
+
+
+def test_without_a_checkpoint_no_training_is_counted(place: Path) -> None:
+    run = supervised(place)
+    store = run.store
+    for generation in ledger.entries(store):
+        store.delete(names.ledger_key(generation[0]))
+    told = status(store, AfterAll()).supervision
+    assert told is not None
+    assert told.goodput.wall == 5470, "until the last attempt trained"
+
+
+def test_the_model_is_asked_with_what_was_measured(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(place, [10, 20])
+    clock = Later(-3600)
+    run, at = Attempts(file_store(place), clock=clock), datetime.fromisoformat(clock.utc())
+    run.plan(1, supervisor=OWNER, slots=[0, 1], nodes=["n", "n"], cause="start")
+    over = at + timedelta(seconds=600)
+    run.end(1, outcome="failed", incident=AttemptIncident(kind="exit"), detected=over, stopped=over)
+    monkeypatch.setattr(status_module, "kept", lambda _: 30.0)
+    found = status(file_store(place))
+    assert found.save is not None
+    assert found.supervision is not None
+    parts = [found.save.stage, found.save.write, found.save.previous_wait, found.save.previous_commit]
+    stage, *rest = (part or 0.0 for part in parts)
+    told = found.supervision
+    assert told.predicted == predicted(told.incidents, told.goodput, Costs(blocking=stage, persist=sum(rest)), 30.0)
+    assert told.predicted is not None
+    assert 0 < told.predicted < 1
+
+
+def test_a_run_that_nobody_supervises_costs_one_listing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(place, [10], size=1)
+    store = file_store(place)
+    listed: list[str] = []
+    lists = store.list
+    monkeypatch.setattr(store, "list", lambda prefix="": (listed.append(prefix), lists(prefix))[1])
+    assert status(store).supervision is None
+    assert listed.count("supervision/") == 1
+    assert chronicle(store).attempts == ()

@@ -31,12 +31,16 @@ KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("base", r"incarnations/[0-9]{6}/base\.json"),
         ("layout", rf"generations/{_GENERATION}/layouts/{_DIGEST}\.json"),
         ("values", rf"generations/{_GENERATION}/values/[0-9]{{5}}\.json"),
-        ("receipt", rf"generations/{_GENERATION}/receipts/[0-9]{{5}}\.json"),
+        ("receipt", rf"generations/{_GENERATION}/(?:receipts|staged)/[0-9]{{5}}\.json"),
         ("index", rf"generations/{_GENERATION}/index/[A-Za-z0-9_\-]+-{_DIGEST}\.json"),
         ("roster", rf"generations/{_GENERATION}/roster-{_DIGEST}\.json"),
         ("decision", rf"ledger/{_GENERATION}\.json"),
         ("retired", rf"ledger/{_GENERATION}\.retired\.json"),
+        ("staged", rf"ledger/{_GENERATION}\.staged\.json"),
         ("note", rf"notes/{_GENERATION}/[A-Za-z0-9_][A-Za-z0-9_.\-]*\.json"),
+        ("attempt-plan", r"supervision/[0-9]{8}/plan\.json"),
+        ("attempt-resumed", r"supervision/[0-9]{8}/resumed\.json"),
+        ("attempt-end", r"supervision/[0-9]{8}/end\.json"),
     )
 )
 """Record → what its key looks like. `decision` stands for `manifest` and `abort`."""

@@ -50,7 +50,7 @@ def _hash(data: bytes) -> str:
 
 
 def test_there_are_documents() -> None:
-    assert len(DOCUMENTS) == 18
+    assert len(DOCUMENTS) == 19
 
 
 def test_clause_numbers_are_unique() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 
 from blake3 import blake3
 
-from ckpt_conformance.oracle import digests, keys, retention, staged
+from ckpt_conformance.oracle import digests, keys, retention, staged, supervision
 from ckpt_conformance.oracle.arrays import Databases
 from ckpt_conformance.oracle.commits import faults, outcome, same
 from ckpt_conformance.oracle.keys import Generation
@@ -32,7 +32,7 @@ def check(place: Place, *, damaged: Collection[str] = ()) -> list[Problem]:
     follows from the damage elsewhere, such as a cell that cannot be read any more, is a problem like any other.
     """
     run = Run(place, damaged)
-    found = {*_records(run), *_identity(run), *_incarnations(run), *_ledger(run), *_notes(run)}
+    found = {*_records(run), *_identity(run), *_incarnations(run), *_ledger(run), *_notes(run), *supervision.faults(run)}
     databases = Databases(place)
     for generation in run.generations:
         found.update(faults(run, databases, generation))
@@ -75,7 +75,7 @@ def _against_key(run: Run, key: str, value: Value) -> Iterator[Problem]:
     for field in ("generation", "component"):
         if field in parts and field in value and value[field] != parts[field]:
             yield Problem(key, "R-12", f"its {field} is {value[field]!r}")
-    for field in ("incarnation", "rank"):
+    for field in ("incarnation", "rank", "attempt"):
         if field in parts and value[field] != int(parts[field]):
             yield Problem(key, "R-12", f"its {field} is {value[field]}")
     content = run.content[key]
@@ -85,12 +85,15 @@ def _against_key(run: Run, key: str, value: Value) -> Iterator[Problem]:
 
 def _identity(run: Run) -> Iterator[Problem]:
     """One run, and only one, has all the records (P-5, R-12)."""
-    if not run.content:
-        return
+    if all(key.startswith(supervision.FOLDER) for key in run.content):
+        return  # a supervisor begins before the run does (U-8)
     if "run.json" not in run.content:
         yield Problem("run.json", "P-5", "is not there, though other records are")
     for key, judged in run.judged.items():
-        if judged.value is not None and run.run_id is not None and judged.value.get("run_id", run.run_id) != run.run_id:
+        nameless = key.startswith(supervision.FOLDER) and judged.value is not None and judged.value["run_id"] is None
+        if nameless or judged.value is None or run.run_id is None:
+            continue
+        if judged.value.get("run_id", run.run_id) != run.run_id:
             yield Problem(key, "R-12", f"is of the run {judged.value['run_id']}")
 
 

@@ -10,6 +10,7 @@ _DIGEST = r"(?P<digest>(?:blake3|sha256)-[0-9a-f]{64})"
 _SEGMENT = r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}"
 _INCARNATION = r"(?P<incarnation>(?!000000)[0-9]{6})"
 _RANK = r"(?P<rank>[0-9]{5})"
+_ATTEMPT = r"(?P<attempt>(?!00000000)[0-9]{8})"
 _COMPONENT = r"(?P<component>(?!rank_state-)[A-Za-z_][A-Za-z0-9_\-]{0,63})"
 
 _KINDS = {
@@ -26,6 +27,9 @@ _KINDS = {
     "retired": rf"ledger/{_GENERATION}\.retired\.json",
     "staged": rf"ledger/{_GENERATION}\.staged\.json",
     "note": rf"notes/{_GENERATION}/(?P<name>{_SEGMENT})\.json",
+    "attempt-plan": rf"supervision/{_ATTEMPT}/plan\.json",
+    "attempt-resumed": rf"supervision/{_ATTEMPT}/resumed\.json",
+    "attempt-end": rf"supervision/{_ATTEMPT}/end\.json",
 }
 _PLACES = {kind: re.compile(pattern) for kind, pattern in _KINDS.items()}
 _FOLDER = re.compile(rf"generations/{_GENERATION}/")
@@ -135,6 +139,11 @@ def database(generation: str, rank: int, nonce: str) -> str:
 def state(generation: str) -> str:
     """The folder of the merged view, with a slash at its end."""
     return f"generations/{generation}/state/"
+
+
+def attempt(number: int, what: str) -> str:
+    """The key of a record of a supervisor's attempt: its `plan`, `resumed` or `end` (U-1)."""
+    return f"supervision/{number:08}/{what}.json"
 
 
 def in_key(digest: str) -> str:

@@ -20,6 +20,7 @@ _SIZE, _CERTIFIED_SIZE = 2**24, 2**30
 _FORMATS = {"manifest": "ckpt/decision", "abort": "ckpt/decision"}
 _KINDS = (
     "run", "claim", "base", "layout", "values", "receipt", "index", "roster", "manifest", "abort", "retired", "staged", "note",
+    "attempt-plan", "attempt-resumed", "attempt-end",
 )  # fmt: skip
 
 
@@ -202,6 +203,14 @@ def _note(record: Mapping[str, Any]) -> Iterator[Fault]:
             yield "R-70", f"the metric {name!r} is no finite number"
 
 
+def _plan(record: Mapping[str, Any]) -> Iterator[Fault]:
+    places = list(zip(record["nodes"], record["slots"], strict=False))
+    if not len(record["slots"]) == len(record["nodes"]) == record["processes"]:
+        yield "R-74", f"{len(record['slots'])} slots and {len(record['nodes'])} nodes for {record['processes']} processes"
+    if len(set(places)) != len(places):
+        yield "R-74", "two ranks have the same slot of a node"
+
+
 def _value(name: str, encoded: Any) -> Iterator[Fault]:
     found = values.problem(encoded)
     if found:
@@ -217,6 +226,7 @@ _RULES: dict[str, Callable[[Mapping[str, Any]], Iterator[Fault]]] = {
     "staged": _staged,
     "values": _values,
     "note": _note,
+    "attempt-plan": _plan,
 }
 KINDS = _KINDS
 """Kinds of records that have a schema."""

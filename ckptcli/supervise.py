@@ -1,0 +1,138 @@
+"""`ckpt supervise`: run a job, and run it again when it fails."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Annotated, TextIO
+
+import msgspec
+import typer
+
+from ckptcli.durations import seconds
+from ckptcli.ending import Status
+from ckptcli.options import settings
+from ckptcli.text import plain
+from ckptcore.errors import CallError
+from ckptsupervise.deadlines import Deadlines
+from ckptsupervise.engine import ElasticEngine
+from ckptsupervise.outputs import write
+from ckptsupervise.policy import Policy
+from ckptsupervise.supervisor import Result, Supervise
+from ckptsupervise.telling import Told
+from ckptsupervise.watching import Asked, Limits
+
+_PHASES = tuple(Deadlines.__dataclass_fields__)
+
+Command = Annotated[list[str], typer.Argument(metavar="COMMAND", help="What each rank runs, with its arguments; after `--`.")]
+Run = Annotated[str, typer.Option("--run", metavar="URL", help="The run that the job trains, as its Checkpointer has it.")]
+Nproc = Annotated[int, typer.Option("--nproc", min=1, metavar="N", help="Ranks on this node.")]
+MinNproc = Annotated[
+    int | None, typer.Option("--min-nproc", min=1, metavar="N", help="Ranks without which there is no job [--nproc].")
+]
+Tries = Annotated[int, typer.Option(min=1, metavar="N", help="Failures of a slot in a row after which it is left out.")]
+MaxRestarts = Annotated[int, typer.Option(min=0, metavar="N", help="Restarts without a newly committed step, at most.")]
+GrowAfter = Annotated[str, typer.Option(metavar="SPAN", help="When a slot that was left out is tried again, then twice as late.")]
+Grace = Annotated[str, typer.Option(metavar="SPAN", help="How long ranks may take to save and end when the job is to stop.")]
+Deadline = Annotated[
+    list[str] | None,
+    typer.Option(metavar="PHASE=SPAN", help=f"Silence after which a rank hangs; PHASE is {', '.join(_PHASES)}. May be repeated."),
+]
+Drain = Annotated[bool, typer.Option("--drain", help="Go on without the slot of a rank that is slow, not just tell of it.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print a line of JSON for each event; what ranks print goes to standard error.")
+]
+
+
+class Supervised(Told, frozen=True, kw_only=True, tag_field="command", tag="supervise"):
+    """What `ckpt supervise --json` prints, one line for each event."""
+
+
+def supervise(
+    context: typer.Context,
+    command: Command,
+    *,
+    run: Run,
+    nproc: Nproc,
+    min_nproc: MinNproc = None,
+    tries: Tries = 2,
+    max_restarts: MaxRestarts = 3,
+    grow_after: GrowAfter = "10min",
+    grace: Grace = "60s",
+    deadline: Deadline = None,
+    drain: Drain = False,
+    as_json: Json = False,
+) -> int:
+    """Run a training job, and start it again from its newest checkpoint when a rank dies or hangs.
+
+    Each rank is a process of COMMAND, for which `jaxckpt.initialize()` or `torchckpt.initialize()` sets the framework up. A slot
+    whose ranks keep failing is left out, as long as --min-nproc remain. SIGTERM makes the job save and end. Exit status 0 if
+    the job has finished, 1 if it made no progress, 6 if another job has the run, 143 after SIGTERM.
+    """
+    asked = Asked()
+    given = settings(context)
+    job = Supervise(
+        store=given.store(run),
+        storage=given.storage,
+        command=command,
+        policy=Policy(
+            nproc=nproc,
+            min_nproc=nproc if min_nproc is None else min_nproc,
+            tries=tries,
+            max_restarts=max_restarts,
+            grow_after=seconds(grow_after, what="--grow-after"),
+        ),
+        limits=Limits(deadlines=_deadlines(deadline or []), grace=seconds(grace, what="--grace"), drain=drain),
+        engine=ElasticEngine(apart=as_json),
+        listener=_as_json if as_json else _for_people,
+        asked=asked,
+    )
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # what it warns of is told by ours
+    with _signals(asked):
+        return _status(job.run())
+
+
+def _deadlines(given: Sequence[str]) -> Deadlines:
+    pairs = [each.partition("=") for each in given]
+    wrong = next((text for text, (phase, _, _) in zip(given, pairs, strict=True) if phase not in _PHASES), None)
+    if wrong is not None:
+        raise CallError(f"--deadline {wrong!r}: expected PHASE=SPAN, such as train=10min; phases are {', '.join(_PHASES)}")
+    return Deadlines(**{phase: seconds(span, what=f"--deadline {phase}") for phase, _, span in pairs})
+
+
+@contextmanager
+def _signals(asked: Asked) -> Iterator[None]:
+    """Let signals that end a process ask for an end. One that is ignored (`nohup`) stays so."""
+    numbers = [number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, asked.take) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _status(result: Result) -> Status:
+    if result.reason == "preempted":
+        return Status.INTERRUPTED if result.signal == signal.SIGINT else Status.PREEMPTED
+    return {"finished": Status.DONE, "superseded": Status.PROTOCOL, "no-progress": Status.NEGATIVE}[result.reason]
+
+
+def _as_json(told: Told) -> None:
+    record = Supervised(**msgspec.structs.asdict(told))
+    _print(sys.stdout, msgspec.json.encode(record) + b"\n")
+
+
+def _for_people(told: Told) -> None:
+    lines = [told.message, *(f"  {each}" for each in told.details)]
+    text = "".join(f"ckpt: {told.at[11:19]}Z {plain(line)}\n" for line in lines)
+    _print(sys.stderr, text.encode(errors="backslashreplace"))
+
+
+def _print(stream: TextIO, data: bytes) -> None:
+    """The job goes on when nobody reads what is told of it."""
+    with suppress(OSError):
+        write(stream.fileno(), data)

@@ -1,0 +1,196 @@
+"""What a supervisor reads of the run, and writes: its attempts, what is committed, who has the run. It waits for a store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from ckptcore import ledger
+from ckptcore.attempts import Attempt, AttemptIncident, AttemptPlan, Attempts, Cause, Supervisor
+from ckptcore.clock import Clock
+from ckptcore.errors import CheckpointError, DamageError, NotFound, StoreUnavailable
+from ckptcore.events import log
+from ckptcore.history import History
+from ckptcore.incarnations import newest_claimed
+from ckptcore.names import GenerationId
+from ckptcore.operate.recovery import recover
+from ckptcore.store import Store
+from ckptsupervise.timeline import Instant, Timeline
+from ckptsupervise.watching import Watched
+
+PATIENCE = 900.0
+"""Seconds to wait for a store that does not answer."""
+NOTE = 30.0
+"""Seconds at the end of an attempt for what is recorded on the side."""
+
+T = TypeVar("T")
+
+
+@dataclass
+class Accounts:
+    """The run's store, as supervisor `own` uses it on `node`.
+
+    `waiting` is called, with the reason, when the store is away; it is not waited for when `hurried` says so.
+    """
+
+    store: Store
+    own: Supervisor
+    node: str
+    waiting: Callable[[str], None] = lambda _: None
+    hurried: Callable[[], bool] = lambda: False
+    clock: Clock = field(default_factory=Clock)
+
+    def __post_init__(self) -> None:
+        self._attempts = Attempts(self.store, clock=self.clock)
+        self._aside = ThreadPoolExecutor(1, "accounts")
+        self._noted: Future[Any] | None = None
+
+    def load(self) -> list[Attempt]:
+        """All attempts so far."""
+        return self._patiently(self._attempts.load)
+
+    def plan(self, slots: Sequence[int], cause: Cause, committed: GenerationId | None) -> AttemptPlan:
+        """Plan the next attempt; the plan that is there may be another supervisor's, who was quicker."""
+        number = self._patiently(self._attempts.next)
+        facts: dict[str, Any] = {"slots": slots, "nodes": [self.node] * len(slots), "cause": cause, "committed": committed}
+        return self._patiently(lambda: self._attempts.plan(number, supervisor=self.own, **facts))
+
+    def recovered(self, attempt: int, timeline: Timeline, instant: Instant) -> None:
+        """Record that training has caught up, on the side: whoever watches ranks must not wait for a store."""
+        first, recovered, step = timeline.first_step, timeline.recovered, timeline.last_step
+        if first is None or recovered is None or step is None:
+            return
+        self._noted = self._aside.submit(
+            self._attempts.resumed,
+            attempt,
+            launched=instant.date(timeline.launched),
+            restoring=_date(instant, timeline.restoring),
+            restored=_date(instant, timeline.restored),
+            first_step=instant.date(first),
+            recovered=instant.date(recovered),
+            restored_step=timeline.restored_step or 0,
+            recovered_step=max(timeline.target, timeline.restored_step or 0),
+        )
+
+    def end(self, plan: AttemptPlan, watched: Watched, instant: Instant, committed: GenerationId | None) -> None:
+        """Record how an attempt ended."""
+        self._settle_note()
+        timeline, ending = watched.timeline, watched.ending
+        slot = None if ending.rank is None else plan.slots[ending.rank]
+        incident = AttemptIncident(
+            kind=ending.kind or "",
+            rank=ending.rank,
+            slot=slot,
+            node=None if ending.rank is None else plan.nodes[ending.rank],
+            status=ending.status,
+            phase=ending.phase,
+            step=ending.step,
+            message=ending.message,
+        )
+        self._patiently(
+            lambda: self._attempts.end(
+                plan.attempt,
+                outcome=ending.outcome,
+                incident=incident if ending.kind is not None else None,
+                launched=instant.date(timeline.launched),
+                **_dates(timeline, instant),
+                last_sign=instant.date(timeline.last_sign(ending.rank)),
+                detected=instant.date(watched.detected),
+                stopped=instant.date(watched.stopped),
+                restored_step=timeline.restored_step,
+                last_step=timeline.last_step,
+                blocked=timeline.blocked,
+                trained=timeline.trained,
+                stack=watched.stack,
+                committed=committed,
+            )
+        )
+
+    def lost(self, plan: AttemptPlan, timeline: Timeline | None, instant: Instant, committed: GenerationId | None) -> None:
+        """Record that an attempt's supervisor has died. `timeline`: what its ranks had told, if that is known."""
+        now = instant.date(instant.monotonic)
+        told: dict[str, Any] = {}
+        if timeline is not None and timeline.beats:
+            told = {
+                **_dates(timeline, instant),
+                "last_sign": instant.date(timeline.last_sign()),
+                "restored_step": timeline.restored_step,
+                "last_step": timeline.last_step,
+                "blocked": timeline.blocked,
+                "trained": timeline.trained,
+            }
+        put = self._attempts.end
+        self._patiently(lambda: put(plan.attempt, outcome="lost", detected=now, stopped=now, committed=committed, **told))
+
+    def settle(self) -> None:
+        """Commit what a dead job has left complete; what is not is for the next start."""
+        try:
+            self._patiently(lambda: recover(self.store, apply=True, clock=self.clock))
+        except NotFound:  # no job has opened the run yet
+            return
+
+    def committed(self) -> GenerationId | None:
+        """The run's resume point; None if there is none, or the records do not tell: the next start will say why."""
+
+        def head() -> ledger.Decided | None:
+            return History.load(self.store).head()
+
+        try:
+            found = self._patiently(head)
+        except NotFound:
+            return None
+        except DamageError as error:
+            log.warning("it is not known what the next start will resume from: %s", error)
+            return None
+        return found.generation if found else None
+
+    def superseded(self, attempt: int, incarnation: int | None) -> str | None:
+        """Who has taken the run from this supervisor's `attempt`, whose job has claimed `incarnation`; None: nobody."""
+        newer = [each.plan for each in self.load() if each.number > attempt and each.plan.supervisor.nonce != self.own.nonce]
+        if newer:
+            return taken_by(newer[-1])
+        claimed = self._patiently(lambda: newest_claimed(self.store))
+        if incarnation is not None and claimed > incarnation:
+            return f"another job has the run: it has claimed incarnation {claimed}, and this one had {incarnation}"
+        return None
+
+    def close(self) -> None:
+        """Wait for what is being recorded on the side."""
+        self._settle_note()
+        self._aside.shutdown(wait=False, cancel_futures=True)
+
+    def _settle_note(self) -> None:
+        noted, self._noted = self._noted, None
+        try:
+            if noted is not None:
+                noted.result(NOTE)
+        except (CheckpointError, FutureTimeout) as error:
+            log.warning("it is not recorded that training had caught up: %s", error)
+
+    def _patiently(self, work: Callable[[], T]) -> T:
+        for left in self.clock.polls(PATIENCE, first=0.5, most=15.0):
+            try:
+                return work()
+            except StoreUnavailable as error:
+                if left <= 0 or self.hurried():
+                    raise
+                self.waiting(f"the store does not answer: {error}")
+        raise StoreUnavailable(f"{self.store.url} does not answer")
+
+
+def taken_by(plan: AttemptPlan) -> str:
+    """That another supervisor has the run."""
+    other = plan.supervisor
+    return f"another supervisor has the run: process {other.pid} on {other.host}, attempt {plan.attempt}"
+
+
+def _date(instant: Instant, at: float | None) -> Any:
+    return None if at is None else instant.date(at)
+
+
+def _dates(timeline: Timeline, instant: Instant) -> dict[str, Any]:
+    names = ("restoring", "restored", "first_step")
+    return {name: _date(instant, getattr(timeline, name)) for name in names}

@@ -1,0 +1,93 @@
+"""Where a hung process hangs: the stacks of all its threads, by whatever means there is. Never raises, and takes a bounded time.
+
+py-spy reads another process's memory, and so sees also one that is stopped. A rank that listens to `STACK_SIGNAL` writes its own
+stacks, if it can run. What is left is what the kernel says.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from ckptcore.attempt_structs import MAX_STACK
+from ckptcore.clock import Clock
+from ckptcore.heartbeat import STACK_SIGNAL, stack_file
+from ckptsupervise import procfs
+
+SECONDS = 10.0
+"""The longest that py-spy may take: a program with many libraries has many symbols."""
+PATIENCE = 1.0
+"""Seconds that a rank has to write its own stacks."""
+MOST = 8
+"""Ranks whose stacks are taken: of a thousand that wait for one, a few tell enough."""
+
+
+def of_ranks(pids: Mapping[int, int], folder: Path) -> str:
+    """The stacks of ranks, in the order given, as one text. `pids`: rank → process. `folder`: of the attempt's heartbeats."""
+    chosen = list(pids.items())[:MOST]
+    if not chosen:
+        return ""
+    with ThreadPoolExecutor(len(chosen), "stacks") as pool:
+        found = list(pool.map(lambda each: of(each[1], folder, each[0]), chosen))
+    each_may = MAX_STACK // len(chosen) - 100
+    parts = [f"rank {rank}, process {pid}:\n{text[:each_may]}" for (rank, pid), text in zip(chosen, found, strict=True)]
+    return "\n\n".join(parts)
+
+
+def of(pid: int, folder: Path, rank: int) -> str:
+    """The stacks of one process."""
+    return by_py_spy(pid) or by_itself(pid, folder, rank) or by_kernel(pid)
+
+
+def by_py_spy(pid: int, program: str | None = None) -> str:
+    """What py-spy says; empty if it is not there, may not look, or takes too long."""
+    found = program or shutil.which("py-spy", path=sysconfig.get_path("scripts")) or shutil.which("py-spy")
+    if found is None:
+        return ""
+    command = [found, "dump", "--nonblocking", "--pid", str(pid)]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=SECONDS, check=False, stdin=subprocess.DEVNULL)  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.decode(errors="replace").strip() if done.returncode == 0 else ""
+
+
+def by_itself(pid: int, folder: Path, rank: int) -> str:
+    """What the process writes when it is asked to; empty if it does not listen, or cannot run."""
+    path = stack_file(folder, rank)
+    if not procfs.handles(pid, STACK_SIGNAL):
+        return ""
+    before = _size(path)
+    procfs.send(pid, STACK_SIGNAL)
+    size = before
+    for _ in Clock().polls(PATIENCE, first=0.05, most=0.1):
+        size, previous = _size(path), size
+        if before < size == previous:  # and no longer growing
+            return _text(path)[before:].strip()
+    return _text(path)[before:].strip()
+
+
+def by_kernel(pid: int) -> str:
+    """The process's state, and where in the kernel it waits."""
+    lines = [f"{name}: {value}" for name, value in procfs.status(pid).items() if name in ("Name", "State", "Threads", "SigBlk")]
+    waiting = _text(Path(f"/proc/{pid}/wchan")).strip("0\n")
+    kernel = _text(Path(f"/proc/{pid}/stack")).strip()
+    return "\n".join([*lines, *([f"waits in: {waiting}"] if waiting else []), *([kernel] if kernel else [])])
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
