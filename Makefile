@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
-CODE := ckptcore ckptcli ckptsupervise jaxckpt torchckpt conformance simulation demo examples spec tests benchmarks
+CODE := ckptcore ckptcli ckptsupervise jaxckpt torchckpt conformance simulation demo examples spec tests benchmarks docs/recipes
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-quick test-long conformance model simulate bench wheel check format clean
