@@ -7,13 +7,16 @@ STAMP := $(VENV)/installed
 CODE := ckptcore ckptcli ckptsupervise jaxckpt torchckpt conformance simulation demo examples spec tests benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick test-long conformance model simulate bench wheel check format clean
+.PHONY: help demo demo-failures test test-quick test-long conformance model simulate bench wheel check format clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1	/p' Makefile | expand -t 14
 
 demo: $(STAMP) ## Train, kill, restart, compare bit for bit (ARGS=--json prints the figures as JSON, ARGS="--dir DIR" keeps the files)
 	@$(BIN)/python -m demo $(ARGS)
+
+demo-failures: $(STAMP) ## Train under supervision through everything that goes wrong, account for it, compare (ARGS="--framework jax", --json, "--dir DIR")
+	@$(BIN)/python -m demo.failures $(ARGS)
 
 test: $(STAMP) ## Run all tests (ARGS="-k words" picks some)
 	$(BIN)/python -m pytest $(ARGS)
