@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from demo.acts import Act, Play
+from demo.options import new_folder
 from demo.processes import Launch, LaunchFailed
 from demo.screen import Screen
 from demo.stage import Stage
@@ -69,15 +70,8 @@ def _summary(acts: Sequence[Act], say: Callable[[str], None], *, seconds: float)
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m demo", description="Train, kill, restart, compare bit for bit.")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON; progress goes to standard error")
-    parser.add_argument("--dir", type=_new_folder, help="keep stores, logs and final states in this new or empty folder")
+    parser.add_argument("--dir", type=new_folder, help="keep stores, logs and final states in this new or empty folder")
     return parser.parse_args(arguments)
-
-
-def _new_folder(text: str) -> Path:
-    folder = Path(text).resolve()
-    if folder.exists() and any(folder.iterdir()):
-        raise argparse.ArgumentTypeError(f"{folder} is not empty")
-    return folder
 
 
 if __name__ == "__main__":

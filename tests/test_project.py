@@ -125,13 +125,13 @@ LAYERS: dict[str, list[str]] = {
         "__main__",
     ],
     "demo": [
-        "__init__ job run_log screen stopping store_view",
-        "compare data faults handover processes",
-        "model model_torch outcome",
-        "train train_torch",
-        "stage",
-        "acts",
-        "__main__",
+        "__init__ failures.__init__ failures.history failures.plan failures.tables handover job options run_log screen",
+        "stopping store_view",
+        "compare data failures.rank failures.task faults processes",
+        "failures.supervision failures.train_jax failures.train_torch model model_torch outcome",
+        "failures.course stage train train_torch",
+        "acts failures.claims",
+        "__main__ failures.__main__",
     ],
     "benchmarks": [
         "__init__ budgets cold_start_child counting_proxy machine memory page_cache peers.__init__ silent_damage",
@@ -351,6 +351,7 @@ def test_every_command_that_is_named_exists(document: str) -> None:
     [
         "help",
         "demo",
+        "demo-failures",
         "test",
         "test-quick",
         "test-long",
