@@ -103,6 +103,7 @@ class Watch:
         self._stack = ""
         self._looked = self._resumed = running.launched
         self._asked_at: float | None = None
+        self._signalled: set[int] = set()
         self._detected: float | None = None
         self._kill_at: float | None = None
         self._killing = False
@@ -122,6 +123,8 @@ class Watch:
         self._follow(beats)
         gone = self._running.gone()
         self._check_asked(now, gone)
+        if self._asked_at is not None:
+            self._ask(gone)
         self._check_failed(now, gone)
         if self._kill_at is None:
             self._check_hung(now, beats, gone)
@@ -195,9 +198,15 @@ class Watch:
         if self._asked_at is not None:
             return
         self._asked_at = now
-        ended = {each.rank for each in gone}
-        self._running.send(signal.SIGTERM, [rank for rank in range(self._size) if rank not in ended])
+        self._ask(gone)
         self._kill_at = min(self._kill_at or float("inf"), now + self._limits.grace)
+
+    def _ask(self, gone: Sequence[Gone]) -> None:
+        """Send SIGTERM to ranks that run and have not got it: in the first moment of an attempt some may not be there yet."""
+        there = set(self._running.processes()) - {each.rank for each in gone} - self._signalled
+        if there:
+            self._running.send(signal.SIGTERM, sorted(there))
+            self._signalled |= there
 
     def _kill(self) -> None:
         if not self._killing:

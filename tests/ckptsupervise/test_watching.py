@@ -165,6 +165,21 @@ def test_told_to_stop(tmp_path: Path) -> None:
     assert seen.running.seconds < 5
 
 
+def test_a_rank_that_is_not_there_yet_is_told_to_stop_when_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, found = Asked([signal.SIGTERM]), {0: 1000}
+    monkeypatch.setattr(FakeRunning, "processes", lambda _: dict(found))
+
+    def script(run: FakeRunning, seconds: float) -> None:
+        if seconds >= 0.5:
+            found.update({1: 1001, 2: 1002})
+        train(run, seconds)
+
+    seen = Seen(tmp_path, script, asked)
+    assert seen.running.sent == [(signal.SIGTERM, (0,)), (signal.SIGTERM, (1, 2))]
+    assert seen.watched.ending.outcome == "preempted"
+    assert seen.running.killed == []
+
+
 def test_ranks_that_do_not_end_in_time_are_killed(tmp_path: Path) -> None:
     asked = Asked([signal.SIGTERM])
     seen = Seen(tmp_path, lambda run, seconds: train(run, seconds, until=100), asked, obeys=False)
