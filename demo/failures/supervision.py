@@ -16,7 +16,7 @@ from ckptsupervise import leftovers
 from demo.failures.plan import FEWEST, RANKS, Plan
 from demo.processes import ROOT, LaunchFailed, environment
 
-TRAIN_DEADLINE = 15.0
+TRAIN_DEADLINE = 10.0
 """Seconds of silence after which a rank that trains hangs."""
 GROW_AFTER = 15.0
 """Seconds until a slot that was left out is tried again."""

@@ -24,7 +24,7 @@ State = dict[str, Any]
 
 def train(plan: Plan) -> None:
     """Train from the newest checkpoint, or from the beginning, to the end."""
-    place = jaxckpt.initialize()
+    place = jaxckpt.initialize(heartbeat_seconds=60)  # a rank that hangs is the supervisor's to find, with its stack
     rank = Rank(plan, place)
     inputs, classes = vectors()
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
