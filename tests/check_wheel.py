@@ -40,6 +40,7 @@ import subprocess, sys
 program = '''
 import torch, torchckpt
 torchckpt.initialize()
+torch.manual_seed(0)
 state = {"model": torch.nn.Linear(2, 2)}
 with torchckpt.Checkpointer("run", derived={"optimizer": "step", "schedule": "step", "rng": "step", "data": "step"}) as saver:
     step = saver.restore_or_init(lambda: state, like=state).step
