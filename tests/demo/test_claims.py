@@ -87,7 +87,7 @@ def test_of_a_kill(make: Make, told: dict[str, Any] | None, end: dict[str, Any],
     ("end", "held"),
     [
         ({"stack": STACK, "detected": at(26)}, [True, True, True]),
-        ({"stack": STACK, "detected": at(28)}, [True, False, True]),
+        ({"stack": STACK, "detected": at(33)}, [True, False, True]),
         ({"stack": "Thread 1\n    wait (threading.py:90)", "detected": at(26)}, [True, True, False]),
         ({"detected": at(26)}, [True, True, False]),
     ],
