@@ -11,6 +11,7 @@ import ctypes
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import cache
 from typing import Any, Protocol
 
 import tensorstore as ts
@@ -45,7 +46,8 @@ def opener(spec: Mapping[str, Any], context: ts.Context) -> Callable[[str], Sink
     """What makes the sink of a file, by its path in the database below the key-value store `spec`. It creates nothing yet."""
     if spec["driver"] == "file":
         return lambda path: FileSink(spec["path"] + path)
-    return lambda path: ObjectSink(dict(spec), context, path)
+    opening = cache(lambda: ts.KvStore.open(dict(spec), context=context))
+    return lambda path: ObjectSink(opening, path)
 
 
 class FileSink:
@@ -91,8 +93,8 @@ class FileSink:
 class ObjectSink:
     """An object, which is held in memory until it is whole."""
 
-    def __init__(self, spec: dict[str, Any], context: ts.Context, path: str) -> None:
-        self._spec, self._context, self._path = spec, context, path
+    def __init__(self, opening: Callable[[], ts.Future[ts.KvStore]], path: str) -> None:
+        self._opening, self._path = opening, path
         self._held = bytearray()
 
     def write(self, data: memoryview) -> None:
@@ -103,7 +105,7 @@ class ObjectSink:
         """See `Sink.finish`."""
         if self._held:
             what = f"file {self._path}"
-            store = answer(ts.KvStore.open(self._spec, context=self._context), what, write_error)
+            store = answer(self._opening(), what, write_error)
             writing = store.write(self._path, bytes(self._held))
             self.abandon()
             answer(writing, what, write_error)

@@ -83,6 +83,7 @@ class DatabaseWriter:
         self._described: set[str] = set()
         self._under_way: list[Future[Any]] = []
         self._held: deque[tuple[Future[str], int]] = deque()
+        self._held_bytes = 0
         self._closed = False
 
     def add(self, array: StoredArray, chunks: Mapping[int, np.ndarray]) -> dict[int, Future[str]]:
@@ -188,8 +189,11 @@ class DatabaseWriter:
         """Wait until memory that exists only for chunks under way is within its bound."""
         if nbytes:
             self._held.append((writing, nbytes))
-        while self._held and (self._held[0][0].done() or sum(held for _, held in self._held) > self._most_held):
-            _answer(self._held.popleft()[0], self._prefix)
+            self._held_bytes += nbytes
+        while self._held and (self._held[0][0].done() or self._held_bytes > self._most_held):
+            written, freed = self._held.popleft()
+            self._held_bytes -= freed
+            _answer(written, self._prefix)
 
     def _complete(self) -> bytes:
         """Write the tree and the manifest, once all that they refer to is durable; returns the manifest."""
