@@ -6,7 +6,6 @@ import argparse
 import json
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -14,29 +13,20 @@ from pathlib import Path
 
 from demo.acts import Act, Play
 from demo.options import new_folder
-from demo.processes import Launch, LaunchFailed
+from demo.performing import performed
+from demo.processes import Launch
 from demo.screen import Screen
 from demo.stage import Stage
-from demo.stopping import Stopped, stoppable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the demo; returns the exit status: 0, 1 when a check failed, 2 for wrong options, 128 + N for signal N."""
     options = _options(arguments)
     screen = Screen(sys.stderr if options.json else sys.stdout)
-    started = time.monotonic()
-    try:
-        with stoppable() as check_stop:
-            acts = _play(options.dir, screen, check_stop)
-    except LaunchFailed as failure:
-        screen.clear()
-        print(f"\nThe demo failed: {failure}", file=sys.stderr)
-        return 1
-    except Stopped as stop:
-        screen.clear()
-        print(f"The demo was {stop}; its training processes were ended.", file=sys.stderr)
-        return 128 + stop.signal
-    seconds = time.monotonic() - started
+    outcome = performed(lambda check_stop: _play(options.dir, screen, check_stop), screen, ended="its training processes")
+    if isinstance(outcome, int):
+        return outcome
+    acts, seconds = outcome
     held = all(check.held for act in acts for check in act.checks)
     if options.json:
         print(json.dumps({"held": held, "seconds": round(seconds, 1), "acts": [asdict(act) for act in acts]}, indent=2))

@@ -128,7 +128,7 @@ LAYERS: dict[str, list[str]] = {
         "__init__ failures.__init__ failures.history failures.plan failures.tables handover job options run_log screen",
         "stopping store_view",
         "compare data failures.rank failures.task faults processes",
-        "failures.supervision failures.train_jax failures.train_torch model model_torch outcome",
+        "failures.supervision failures.train_jax failures.train_torch model model_torch outcome performing",
         "failures.course stage train train_torch",
         "acts failures.claims",
         "__main__ failures.__main__",

@@ -6,7 +6,6 @@ import argparse
 import json
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -22,9 +21,8 @@ from demo.failures.claims import Claims
 from demo.failures.course import Course
 from demo.failures.plan import RANKS, TOTAL, Framework
 from demo.options import new_folder
-from demo.processes import LaunchFailed
+from demo.performing import performed
 from demo.screen import Screen
-from demo.stopping import Stopped, stoppable
 
 FRAMEWORKS: tuple[Framework, ...] = ("jax", "torch")
 
@@ -53,19 +51,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the demo; returns the exit status: 0, 1 when a claim did not hold, 2 for wrong options, 128 + N for signal N."""
     options = _options(arguments)
     screen = Screen(sys.stderr if options.json else sys.stdout)
-    started = time.monotonic()
-    try:
-        with stoppable() as check_stop:
-            played = _play(options.dir, options.framework, screen, check_stop)
-    except LaunchFailed as failure:
-        screen.clear()
-        print(f"\nThe demo failed: {failure}", file=sys.stderr)
-        return 1
-    except Stopped as stop:
-        screen.clear()
-        print(f"The demo was {stop}; its supervisors and ranks were ended.", file=sys.stderr)
-        return 128 + stop.signal
-    seconds = time.monotonic() - started
+    outcome = performed(
+        lambda check_stop: _play(options.dir, options.framework, screen, check_stop), screen, ended="its supervisors and ranks"
+    )
+    if isinstance(outcome, int):
+        return outcome
+    played, seconds = outcome
     held = all(each.held for each in played)
     if options.json:
         figures = {"held": held, "seconds": round(seconds, 1), "frameworks": [each.figures() for each in played]}
