@@ -76,6 +76,36 @@ def test_a_slot_that_always_fails_is_dropped_and_comes_back(job: Supervised) -> 
     assert job.head == 300
 
 
+def test_a_slow_rank_is_told_of_and_drained_if_that_is_wanted(tmp_path: Path) -> None:
+    """Two jobs at a time, since each of them is watched for three windows of ten seconds."""
+    (tmp_path / "warned").mkdir()
+    (tmp_path / "drained").mkdir()
+    faults, options = [{"slot": 1, "do": "slow"}], ("--min-nproc", "2", "--grow-after", "1h")
+    with supervised(tmp_path / "warned") as warned, supervised(tmp_path / "drained") as drained:
+        told = warned.start(10_000, faults, *options, nproc=3, every=50, seconds=0.1)
+        ckpt = drained.start(150, faults, *options, "--drain", nproc=3, every=50, seconds=0.1)
+        told.wait_for("rank 1 takes", timeout=100)
+        assert ckpt.wait(timeout=100) == 0, ckpt.output
+        told.send(signal.SIGTERM)
+        assert told.wait() == 143, told.output
+        first, second = drained.attempts
+        assert first.end is not None
+        assert first.end.incident is not None
+        slow = first.end.incident
+        assert (first.end.outcome, slow.kind, slow.rank, slow.slot) == ("failed", "straggler", 1, 1)
+        assert (second.plan.cause, second.plan.slots) == ("shrunk", [0, 2])
+        assert second.resumed is not None
+        assert second.resumed.restored_step == first.end.last_step, "it was saved before it was drained: nothing is lost"
+        assert second.end is not None
+        assert (second.end.outcome, drained.head) == ("finished", 150)
+        assert "rank 1 is slow: the job saves, and goes on without its slot" in ckpt.output
+        (only,) = warned.attempts
+        assert only.end is not None
+        assert (only.end.outcome, only.end.incident) == ("preempted", None), "without --drain it is told of, and that is all"
+        assert "goes on without its slot" not in told.output
+        assert [warned.left(), drained.left()] == [[], []]
+
+
 def test_sigterm_saves_and_ends(job: Supervised) -> None:
     ckpt = job.start(10_000, every=100_000)
     ckpt.wait_for("training is at step")

@@ -1,8 +1,8 @@
 """A training program without a framework: `python toy.py RUN STEPS [FAULTS] [EVERY] [SECONDS]`.
 
 Rank 0 saves and restores, the others keep step with it through heartbeats, as ranks do in collectives. `FAULTS` is a JSON list of
-what goes wrong: {"attempt", "rank", "slot", "step", "do"}; what is left out is any. `do`: a signal's name, "exit", or "spawn" (a
-process of a session of its own).
+what goes wrong: {"attempt", "rank", "slot", "step", "do"}; what is left out is any. `do`: a signal's name, "exit", "spawn" (a
+process of a session of its own), or "slow" (a step takes its rank a fifth of a second more).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def lead(run: str, steps: int, faults: list[dict[str, Any]], every: int, seconds
         began = saver.restore_or_init(lambda: state(0), like=state(0)).step
         say(f"attempt {ME['attempt']} of {SIZE} ranks from step {began}")
         for step in range(began + 1, steps + 1):
-            turn(step, faults, seconds)
+            saver.heartbeat(step, seconds=turn(step, faults, seconds))
             if saver.should_save(step):
                 saver.save(step, state(step))
     say(f"finished at step {steps}")
@@ -65,27 +65,31 @@ def follow(run: str, steps: int, faults: list[dict[str, Any]], every: int, secon
     for step in range(began + 1, steps + 1):
         if wait_for(lambda _: True).phase == "final":
             break
-        turn(step, faults, seconds)
-        pulse.stepped(step)
+        pulse.stepped(step, turn(step, faults, seconds))
     wait_for(lambda beat: beat.phase == "final")
     return 0
 
 
-def turn(step: int, faults: list[dict[str, Any]], seconds: float) -> None:
-    """One step: the own work, which may go wrong, then all wait for each other."""
+def turn(step: int, faults: list[dict[str, Any]], seconds: float) -> float:
+    """One step: the own work, which may go wrong, then all wait for each other. What the own work took."""
+    began = time.monotonic()
     time.sleep(seconds)
     for fault in faults:
         if {**ME, "step": step}.items() >= {name: value for name, value in fault.items() if name != "do"}.items():
             fail(fault["do"])
+    own = time.monotonic() - began
     for rank in range(SIZE):
         if rank != RANK:
             wait_for(lambda beat: (beat.step is not None and beat.step >= step - 1) or beat.phase == "final", rank)
+    return own
 
 
 def fail(how: str) -> None:
     if how == "exit":
         raise RuntimeError("this was to be expected")
-    if how == "spawn":
+    if how == "slow":
+        time.sleep(0.2)
+    elif how == "spawn":
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
         say(f"spawned {child.pid}")
     else:
