@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from typing import Annotated
 
 import msgspec
@@ -12,13 +13,14 @@ from rich.text import Text
 
 from ckptcli import text
 from ckptcli.ending import Status
+from ckptcli.lastattempt import supervised
 from ckptcli.options import Json, Url, named, settings
 from ckptcli.output import emit, progress
 from ckptcore.errors import CallError, NotFound
 from ckptcore.history import History
 from ckptcore.incarnations import stored
 from ckptcore.inspect.condition import Condition, condition
-from ckptcore.inspect.explaining import Outlook, outlook
+from ckptcore.inspect.explaining import outlook
 from ckptcore.inspect.findings import Finding
 from ckptcore.ledger import Decided
 from ckptcore.names import GenerationId
@@ -67,15 +69,18 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, tag_field="command"
 def explain(context: typer.Context, url: Url, which: Which = None, *, deep: Deep = False, as_json: Json = False) -> Status:
     """Tell what the next start would resume from, and why; or with WHICH, whether that one can be resumed from.
 
-    Nothing is changed: what is undecided is proven as a start would prove it. Exit status 1 if there is nothing to resume from.
+    Nothing is changed: what is undecided is proven as a start would prove it. Of a supervised run it
+    also tells how the last attempt ended, and whether a supervisor may be at work. Exit status 1 if there is nothing to
+    resume from.
     """
     if deep and which is None:
         raise CallError("--deep reads one checkpoint: name it, as `ckpt explain RUN WHICH --deep`")
     store = settings(context).store(url)
     if which is None:
         found = outlook(store, settings(context).storage)
-        shown = _explanation(store, found.generation, found.findings, resumable=found.generation is not None)
-        emit(shown, lambda: _outlook(found), as_json=as_json)
+        findings = [*found.findings, *supervised(found, datetime.now(UTC))]
+        shown = _explanation(store, found.generation, findings, resumable=found.generation is not None)
+        emit(shown, lambda: Group(*_lines(findings, None)), as_json=as_json)
     else:
         looked = _condition(store, which, deep=deep)
         shown = _explanation(store, looked.generation, looked.findings, resumable=looked.resumable)
@@ -123,10 +128,6 @@ def _explanation(store: Store, generation: GenerationId | None, found: Sequence[
     ]
     shown = None if generation is None else str(generation)
     return Explanation(url=store.url, generation=shown, resumable=resumable, findings=facts)
-
-
-def _outlook(found: Outlook) -> RenderableType:
-    return Group(*_lines(found.findings, None))
 
 
 def _looked(found: Condition) -> RenderableType:

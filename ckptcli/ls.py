@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import msgspec
@@ -12,10 +13,13 @@ from rich.text import Text
 
 from ckptcli import text
 from ckptcli.ending import Status, tell
+from ckptcli.incidents import attempt_line
 from ckptcli.numbers import Number, numbers
 from ckptcli.options import Json, Settings, Url, settings
 from ckptcli.output import STYLES, emit, table
+from ckptcore.attempts import Attempt
 from ckptcore.errors import CheckpointError, NotFound
+from ckptcore.inspect import unbegun
 from ckptcore.inspect.inventory import Entry, inventory
 from ckptcore.inspect.runs import Place, find_runs
 from ckptcore.store import Store
@@ -44,9 +48,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunRows(msgspec.Struct, frozen=True, kw_only=True):
-    """One run."""
+    """One run. `begun`: false where a supervisor has launched a job, and that has not begun the run: `ckpt status` tells more."""
 
     url: str
+    begun: bool
     generations: list[Row]
 
 
@@ -56,40 +61,59 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", ta
     runs: list[RunRows]
 
 
+@dataclass(frozen=True)
+class _Found:
+    """What there is at a place. `attempts`: of a run that has not begun."""
+
+    store: Store
+    entries: Sequence[Entry]
+    attempts: Sequence[Attempt] = ()
+
+
 def ls(context: typer.Context, url: Url, *, as_json: Json = False) -> int:
     """List the generations of a run, or of all runs below a prefix.
 
     A star marks the resume point. States: committed, verified, stray (committed, but on no path from the resume point),
     undecided, aborted, retired, quarantined, damaged, unreadable. Of a run below a prefix that cannot be listed standard
-    error tells why; the others are listed.
+    error tells why; the others are listed. A run that a supervised job has never begun is there without generations.
     """
     chosen = settings(context)
     top = chosen.store(url)
     places = list(find_runs(top))
     if not places:
         raise NotFound(f"there is no run at {top.url}, nor below it; check the URL")
-    if places == [Place(top.url)]:
-        found, status = [(top, inventory(top))], Status.DONE
+    if len(places) == 1 and places[0].url == top.url:
+        found, status = [_look(top, places[0])], Status.DONE
     else:
         found, status = _below(chosen, places)
-    listing = Listing(runs=[RunRows(url=store.url, generations=[row(entry) for entry in entries]) for store, entries in found])
+    listing = Listing(runs=[_rows(each) for each in found])
     if found or as_json:
         emit(listing, lambda: _render(found, several=len(places) > 1), as_json=as_json)
     return status
 
 
-def _below(chosen: Settings, places: Sequence[Place]) -> tuple[list[tuple[Store, list[Entry]]], Status]:
+def _below(chosen: Settings, places: Sequence[Place]) -> tuple[list[_Found], Status]:
     """The runs that can be listed, and the worst status; one that cannot be hides no other."""
-    found, worst = list[tuple[Store, list[Entry]]](), Status.DONE
+    found, worst = list[_Found](), Status.DONE
     for place in places:
         try:
             if place.error is not None:
                 raise place.error
-            store = chosen.store(place.url)
-            found.append((store, inventory(store)))
+            found.append(_look(chosen.store(place.url), place))
         except CheckpointError as error:
             worst = max(worst, tell(error, place.url))
     return found, worst
+
+
+def _look(store: Store, place: Place) -> _Found:
+    if place.begun:
+        return _Found(store, inventory(store))
+    history, attempts = unbegun.look(store)
+    return _Found(store, [], attempts) if history is None else _Found(store, inventory(store, history))
+
+
+def _rows(found: _Found) -> RunRows:
+    return RunRows(url=found.store.url, begun=not found.attempts, generations=[row(entry) for entry in found.entries])
 
 
 def row(entry: Entry) -> Row:
@@ -115,14 +139,21 @@ def row(entry: Entry) -> Row:
     )
 
 
-def _render(found: Sequence[tuple[Store, Sequence[Entry]]], *, several: bool) -> RenderableType:
+def _render(found: Sequence[_Found], *, several: bool) -> RenderableType:
     now = datetime.now(UTC)
     parts: list[RenderableType] = []
-    for store, entries in found:
+    for each in found:
         if several:
-            parts += [Text(store.url, style="bold")]
-        parts += [_table(entries, now) if entries else Text("no generations yet"), Text("")]
+            parts += [Text(each.store.url, style="bold")]
+        parts += [_table(each.entries, now) if each.entries else Text(_nothing(each.attempts)), Text("")]
     return Group(*parts[:-1])
+
+
+def _nothing(attempts: Sequence[Attempt]) -> str:
+    if not attempts:
+        return "no generations yet"
+    count = text.plural(len(attempts), "attempt")
+    return f"no run has begun here: {count} of a supervisor, the newest: {attempt_line(attempts[-1])}; `ckpt status` tells more"
 
 
 def _table(entries: Sequence[Entry], now: datetime) -> RenderableType:

@@ -18,9 +18,12 @@ from ckptcli.ending import Status
 from ckptcli.incidents import Supervision, incident_table, supervision, told_facts
 from ckptcli.options import LONGEST, Json, Url, settings
 from ckptcli.output import emit, facts
+from ckptcli.starts import Started, start_facts, started
 from ckptcore.errors import CallError, StoreUnavailable
 from ckptcore.events import shorten
 from ckptcore.inspect import status as core
+from ckptcore.inspect import unbegun
+from ckptcore.inspect.incidents import Account
 from ckptcore.monitor import metrics
 from ckptcore.store import Store
 
@@ -67,7 +70,8 @@ class Report(msgspec.Struct, kw_only=True, tag_field="command", tag="status"):
     """What `ckpt status --json` prints.
 
     `fresh`: whether the newest checkpoint is no older than --max-age; null without that. One of more than 5 minutes ahead is not.
-    `supervision` is there for a run that `ckpt supervise` has launched.
+    `supervision` is there for a run that `ckpt supervise` has launched. `begun`: a job has opened the run; if not, there is
+    nothing but `supervision` to tell. `starts`: the newest incarnations, oldest first.
     """
 
     url: str
@@ -83,6 +87,8 @@ class Report(msgspec.Struct, kw_only=True, tag_field="command", tag="status"):
     backlog_bytes: int
     undecided: list[Undecided]
     states: Mapping[str, int]
+    begun: bool
+    starts: list[Started]
     supervision: Supervision | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -160,6 +166,8 @@ def report(found: core.Status, oldest: float | None) -> Report:
             for each in found.undecided
         ],
         states=dict(found.states),
+        begun=found.begun,
+        starts=[started(each) for each in found.starts],
         supervision=msgspec.UNSET if found.supervision is None else supervision(found.supervision),
     )
 
@@ -189,6 +197,8 @@ def _save(save: core.SaveCosts | None) -> Save | None:
 
 
 def _render(found: core.Status, made: Report) -> RenderableType:
+    if not found.begun:
+        return _render_unbegun(found)
     late = made.fresh is False and found.committed is not None and (found.committed.age or 0.0) >= 0
     old = " (older than --max-age)" if late else ""
     told = found.supervision
@@ -199,6 +209,7 @@ def _render(found: core.Status, made: Report) -> RenderableType:
             ("newest verified", _age(found.verified, "none")),
             ("whole on the nodes", _age(found.on_nodes, "")),
             ("steps at risk", "" if found.steps_at_risk is None else f"at least {found.steps_at_risk:,}"),
+            *start_facts(found.starts),
             *_save_facts(found.save),
             ("failed saves", ", ".join(f"{count} {kind}" for kind, count in sorted(found.failures.items())) or "none"),
             ("not yet deleted", _backlog(found.backlog)),
@@ -206,6 +217,25 @@ def _render(found: core.Status, made: Report) -> RenderableType:
             *(told_facts(told, found.at) if told is not None else ()),
         ]
     )
+    return _with_incidents(shown_facts, told)
+
+
+def _render_unbegun(found: core.Status) -> RenderableType:
+    told = found.supervision
+    if told is None:
+        return facts([("run", found.url)])
+    shown_facts = facts(
+        [
+            ("run", found.url),
+            ("newest committed", "none: no run has begun here, no job has opened it yet"),
+            *told_facts(told, found.at),
+            ("next", unbegun.advice(told.newest)),
+        ]
+    )
+    return _with_incidents(shown_facts, told)
+
+
+def _with_incidents(shown_facts: RenderableType, told: Account | None) -> RenderableType:
     return Group(shown_facts, incident_table(told.incidents)) if told is not None and told.incidents else shown_facts
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -14,6 +15,8 @@ from ckptcore.attempts import Attempt
 from ckptcore.inspect.chronicle import Chronicle
 from ckptcore.inspect.costs import kept, measured
 from ckptcore.inspect.incidents import LOST, PARTS, Account, Goodput, Incident, Span, account, spans
+from ckptcore.inspect.inventory import time_of
+from ckptcore.inspect.starts import Start
 from ckptcore.interval import Costs
 
 SHOWN = 200
@@ -116,13 +119,15 @@ def _stack(stack: str) -> str:
     return element("details", element("summary", "stack") + element("pre", escape(stack))) if stack else ""
 
 
-def attempt_table(attempts: Sequence[Attempt]) -> str:
-    """Every launch, newest first."""
+def attempt_table(attempts: Sequence[Attempt], starts: Sequence[Start]) -> str:
+    """Every launch, newest first; with what going on from a checkpoint could keep then."""
+    found = launched(attempts, starts)
     head = [
         "attempt",
         "planned",
         "cause",
         "ranks",
+        "guarantee",
         "slots",
         "from step",
         "to step",
@@ -131,12 +136,27 @@ def attempt_table(attempts: Sequence[Attempt]) -> str:
         "outcome",
         "supervisor",
     ]
-    rows = [_attempt(each) for each in reversed(attempts[-SHOWN:])]
+    rows = [_attempt(each, found.get(each.number)) for each in reversed(attempts[-SHOWN:])]
     right = ["attempt", "ranks", "from step", "to step", "trained", "blocked"]
     return table(head, rows, right=right, caption=_omitted(attempts)) if rows else ""
 
 
-def _attempt(attempt: Attempt) -> list[str]:
+def launched(attempts: Sequence[Attempt], starts: Sequence[Start]) -> dict[int, Start]:
+    """Attempt → the incarnation that its job became: the last that was claimed before the next attempt was planned.
+
+    No record names the other, so this goes by their times, and is for people only.
+    """
+    plans = [(time_of(attempt.plan.created), attempt.number) for attempt in attempts]
+    dated = sorted((at, number) for at, number in plans if at is not None)
+    found = dict[int, Start]()
+    for start in starts:
+        place = 0 if start.claimed is None else bisect_right(dated, start.claimed, key=lambda each: each[0])
+        if place:
+            found[dated[place - 1][1]] = start
+    return found
+
+
+def _attempt(attempt: Attempt, start: Start | None) -> list[str]:
     plan, end = attempt.plan, attempt.end
     began = attempt.resumed or end
     outcome = "" if end is None else end.outcome
@@ -144,7 +164,8 @@ def _attempt(attempt: Attempt) -> list[str]:
         f"{attempt.number}",
         escape(plan.created[:19].replace("T", " ")),
         escape(plan.cause),
-        f"{plan.processes:,}",
+        f"{start.before:,} → {plan.processes:,}" if start is not None and start.resized else f"{plan.processes:,}",
+        escape(start.guarantee or "") if start is not None else "",
         escape(_slots(attempt)),
         _step(began and began.restored_step),
         _step(end and end.last_step),

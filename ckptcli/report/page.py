@@ -8,14 +8,17 @@ from importlib.resources import files
 from string import Template
 
 from ckptcli import text
+from ckptcli.incidents import attempt_line
 from ckptcli.report.attempts import accounted, attempt_table, incident_table, overview
 from ckptcli.report.bars import PHASES, bar, duration, longest, phases
 from ckptcli.report.goodput import goodput
 from ckptcli.report.markup import element, escape, facts, section, table
 from ckptcli.report.timeline import counts, timeline
-from ckptcore.inspect.chronicle import Chronicle, Delivery, Start
+from ckptcore.inspect import unbegun
+from ckptcore.inspect.chronicle import Chronicle, Delivery
 from ckptcore.inspect.inventory import Entry
-from ckptcore.records import Manifest
+from ckptcore.inspect.starts import Start
+from ckptcore.records import Manifest, Run
 
 RANKS = 64
 """The most ranks that are shown one by one: of more, the slowest."""
@@ -52,8 +55,13 @@ def page(told: Chronicle, now: datetime, *, mtbf: float | None = None) -> str:
         section("ranks", "Who wrote what", _ranks(told), remark=_about(shown, "of the newest checkpoint")),
         section("components", "Components", _components(shown), remark=_about(shown, "of the newest checkpoint")),
         section("mesh", "Mesh", _mesh(shown)),
-        section("starts", "Starts of the job", _starts(told.starts)),
-        section("attempts", "Attempts of the supervisor", attempt_table(told.attempts)),
+        section(
+            "starts",
+            "Starts of the job",
+            _starts(told.starts),
+            remark="The guarantee is what the job could keep when it went on from its base.",
+        ),
+        section("attempts", "Attempts of the supervisor", attempt_table(told.attempts, told.starts)),
         section("generations", "Generations", _generations(told.entries, now)),
     ]
     return Template(_part("page.html")).substitute(
@@ -69,23 +77,33 @@ def _part(name: str) -> str:
 
 
 def _header(told: Chronicle, now: datetime) -> str:
+    verdict, kind, shown = _unbegun(told) if told.run is None else _begun(told, told.run, now)
+    shown["made"] = now.strftime("%Y-%m-%d %H:%M:%S UTC")
+    return f"<h1>{escape(told.url)}</h1>\n{element('p', escape(verdict), class_=f'verdict {kind}')}\n{facts(shown)}"
+
+
+def _unbegun(told: Chronicle) -> tuple[str, str, dict[str, object]]:
+    """Of a place where only a supervisor has been."""
+    newest = told.attempts[-1]
+    return "No run has begun here: no job has opened it", "bad", {"attempt": attempt_line(newest), "next": unbegun.advice(newest)}
+
+
+def _begun(told: Chronicle, run: Run, now: datetime) -> tuple[str, str, dict[str, object]]:
     head = next((entry for entry in told.entries if entry.is_head), None)
     verified = [entry for entry in told.entries if entry.state == "verified"]
     states = ", ".join(f"{count} {state}" for state, count in counts(told.entries).items())
     verdict = "Nothing to resume from" if head is None else f"The next start resumes from step {head.generation.step:,}"
-    shown = {
-        "run": told.run.run_id,
+    shown: dict[str, object] = {
+        "run": run.run_id,
         "resume point": head and f"{head.generation}, captured {text.ago(head.at, now)}",
         "newest verified": f"step {verified[-1].generation.step:,}, captured {text.ago(verified[-1].at, now)}"
         if verified
         else "none",
         "generations": states or "none yet",
-        "begun": told.run.created,
-        "parent": told.run.parent and f"{told.run.parent.generation} of {told.run.parent.url}",
-        "made": now.strftime("%Y-%m-%d %H:%M:%S UTC"),
+        "begun": run.created,
+        "parent": run.parent and f"{run.parent.generation} of {run.parent.url}",
     }
-    kind = "bad" if head is None else "good"
-    return f"<h1>{escape(told.url)}</h1>\n{element('p', escape(verdict), class_=f'verdict {kind}')}\n{facts(shown)}"
+    return verdict, "bad" if head is None else "good", shown
 
 
 def _shown(told: Chronicle) -> tuple[Entry, Manifest] | None:
@@ -182,7 +200,8 @@ def _starts(starts: Sequence[Start]) -> str:
         [
             f"{start.number}",
             _moment(start.claimed),
-            "" if start.participants is None else f"{start.participants:,} × {escape(start.framework)}",
+            _processes(start),
+            escape(start.guarantee or ""),
             escape(start.reason) if start.based else "<b>no base recorded</b>",
             "" if start.base is None else element("a", escape(start.base), href=f"#g-{start.base}"),
             escape(", ".join(map(str, start.rolled_forward))),
@@ -190,8 +209,14 @@ def _starts(starts: Sequence[Start]) -> str:
         ]
         for start in reversed(starts)
     ]
-    head = ["incarnation", "claimed", "processes", "base", "goes on from", "rolled forward", "passed over"]
+    head = ["incarnation", "claimed", "processes", "guarantee", "base", "goes on from", "rolled forward", "passed over"]
     return table(head, rows, right=["incarnation"]) if rows else ""
+
+
+def _processes(start: Start) -> str:
+    """`3 × jax`, `4 → 3 × jax`."""
+    before = f"{start.before:,} → " if start.resized else ""
+    return "" if start.participants is None else f"{before}{start.participants:,} × {escape(start.framework)}"
 
 
 def _generations(entries: Sequence[Entry], now: datetime) -> str:

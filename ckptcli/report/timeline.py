@@ -8,12 +8,16 @@ from datetime import datetime
 from ckptcli.report.attempts import band, drawn, legend
 from ckptcli.report.markup import element, escape, picture
 from ckptcli.report.scale import Times
-from ckptcore.inspect.chronicle import Chronicle, Start
+from ckptcli.starts import ranks_line
+from ckptcore.inspect.chronicle import Chronicle
 from ckptcore.inspect.incidents import Span
 from ckptcore.inspect.inventory import Entry
+from ckptcore.inspect.starts import Start
 from ckptcore.names import GenerationId
 
 WIDTH, LEFT, RIGHT, TOP, LANE = 1000, 64, 24, 14, 26
+NOTE = 150
+"""How wide the note is that tells of another number of ranks, at most."""
 LANES = 60
 """The most incarnations that are drawn: the newest."""
 
@@ -50,6 +54,11 @@ def timeline(told: Chronicle) -> str:
         *(_attempts(told, attempts, times) if attempts else ()),
         *_launches(starts, lanes, dated, times),
         *(
+            _note(start, times(start.claimed), lanes[start.number])
+            for start in starts.values()
+            if start.claimed and start.resized
+        ),
+        *(
             _mark(entry, _place(entry, times(dated[entry.generation])), lanes[entry.generation.incarnation], starts)
             for entry in entries
         ),
@@ -57,7 +66,7 @@ def timeline(told: Chronicle) -> str:
     label = f"Timeline of {len(entries)} generations in {len(lanes)} incarnations"
     omitted = len(told.starts) - len(starts)
     remark = element("p", f"{omitted} older incarnations are not drawn.", class_="quiet") if omitted else ""
-    meaning = _legend({entry.state for entry in entries}) + (legend() if attempts else "")
+    meaning = (_legend({entry.state for entry in entries}) if starts else "") + (legend() if attempts else "")
     return picture(WIDTH, height, label, *shapes) + meaning + remark
 
 
@@ -124,7 +133,14 @@ def _launch(start: Start) -> str:
     if start.based is None:
         return f"incarnation {start.number}: claimed, and no base recorded"
     base = "a fresh start" if start.base is None else f"from {start.base}, {start.reason}"
-    return f"incarnation {start.number}: {base}"
+    return f"incarnation {start.number}: {base}, {ranks_line(start)}"
+
+
+def _note(start: Start, x: float, y: float) -> str:
+    """`4 → 3 ranks: coverage`, beside the stroke: to its left where there is room."""
+    side = -6 if x > LEFT + NOTE else 6
+    anchor = "end" if side < 0 else "start"
+    return element("text", escape(ranks_line(start)), class_="note", x=x + side, y=y - 5, text_anchor=anchor)
 
 
 def _mark(entry: Entry, x: float, y: float, starts: Mapping[int, Start]) -> str:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from ckptcore import forks, names
+from ckptcore.attempts import Attempt
 from ckptcore.errors import CheckpointError, DamageError, UnsupportedFormat
 from ckptcore.history import History
 from ckptcore.incarnations import never_a_checkpoint, undecided
-from ckptcore.inspect import findings, proving
+from ckptcore.inspect import findings, proving, unbegun
 from ckptcore.inspect.findings import Finding
+from ckptcore.inspect.inventory import time_of
 from ckptcore.ledger import Decided
 from ckptcore.names import GenerationId
 from ckptcore.reader import Checkpoint
+from ckptcore.records import Manifest
 from ckptcore.store import Storage, Store
 from ckptcore.verify import check_whole
 
@@ -23,9 +27,14 @@ Check = Callable[[Decided], object]
 
 @dataclass(frozen=True)
 class Outlook:
-    """What the next start would do. The first finding is the answer: of kind `resume`, `begin` or `stop`."""
+    """What the next start would do. The first finding is the answer: of kind `resume`, `begin` or `stop`.
+
+    `attempts`: of supervisors, oldest first. `captured`: when the state of the newest commit was, None if there is none.
+    """
 
     findings: tuple[Finding, ...]
+    attempts: tuple[Attempt, ...] = ()
+    captured: datetime | None = None
 
     @property
     def answer(self) -> Finding:
@@ -43,14 +52,29 @@ def outlook(store: Store, storage: Storage) -> Outlook:
 
     A job that still runs may change all of it. Raises a `StoreError` where the store gives no answer.
     """
-    history = History.load(store)
+    history, attempts = unbegun.look(store)
+    found = _of_nothing(attempts) if history is None else _of_run(store, history, storage)
+    newest = None if history is None else next(history.commits(), None)
+    captured = time_of(newest.record.captured) if newest and isinstance(newest.record, Manifest) else None
+    return Outlook(tuple(found), tuple(attempts), captured)
+
+
+def _of_nothing(attempts: Sequence[Attempt]) -> list[Finding]:
+    """Of a place where a supervisor has launched a job, and that has not begun the run."""
+    return [
+        Finding(kind="begin", text="no run has begun here: the next start is a fresh one", clause="P-5, U-8"),
+        Finding(kind="opening", text=unbegun.advice(attempts[-1]), clause="U-8"),
+    ]
+
+
+def _of_run(store: Store, history: History, storage: Storage) -> list[Finding]:
     verdicts = [proving.judge(store, history.run.run_id, generation) for generation in undecided(store)]
     settled = [finding for verdict in verdicts for finding in (verdict.finding, *verdict.details)]
     told = [*settled, *_incarnations(history)]
     open_ones = [verdict for verdict in verdicts if verdict.decided is None]
     if open_ones:
         text = f"the next start stops with an error: it cannot determine what became of {open_ones[0].generation}"
-        return Outlook((Finding(kind="stop", text=text, clause="P-13"), *told))
+        return [Finding(kind="stop", text=text, clause="P-13"), *told]
     supposed = history.supposing(verdict.decided for verdict in verdicts if verdict.decided is not None)
     fresh = {verdict.generation for verdict in verdicts}
 
@@ -65,7 +89,7 @@ def outlook(store: Store, storage: Storage) -> Outlook:
         text = f"the next start commits it, since it is proven whole, and resumes from here (step {answer.generation.step})"
         answer = replace(answer, text=text, clause="P-11, P-20")
     older = [finding for finding in passed if finding.generation not in fresh]  # of the others `told` says more
-    return Outlook((answer, *older, *told))
+    return [answer, *older, *told]
 
 
 def lineage(history: History, check: Check | None = None) -> Iterator[Finding]:

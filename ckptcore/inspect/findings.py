@@ -35,6 +35,8 @@ Kind = Literal[
     "chunks",
     "whole",
     "undecided",
+    "attempt",
+    "supervisor",
 ]
 """What a finding says, as a word for programs."""
 

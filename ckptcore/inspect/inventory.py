@@ -53,9 +53,12 @@ class Entry:
         return self.state in ("committed", "verified", "stray") and self.guarantee != "weights"
 
 
-def inventory(store: Store) -> list[Entry]:
-    """All generations, oldest first, also those that have files but no decision yet. Raises `NotFound` where there is no run."""
-    history = History.load(store)
+def inventory(store: Store, known: History | None = None) -> list[Entry]:
+    """All generations, oldest first, also those that have files but no decision yet. Raises `NotFound` where there is no run.
+
+    `known`: the history of the run as it has just been read, if it was.
+    """
+    history = known or History.load(store)
     undecided = [generation for generation in stored(store) if generation not in history.generations]
     with Workers(store.limits.requests, "inventory") as pool:
         list(pool.map(history.decided, history.generations))  # at a time: an object store takes its time for each

@@ -8,20 +8,25 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from ckptcore import ledger, phases
-from ckptcore.attempts import Attempts
+from ckptcore.attempts import Attempt
 from ckptcore.clock import Clock
 from ckptcore.errors import DamageError
 from ckptcore.history import read_run
 from ckptcore.incarnations import stored
+from ckptcore.inspect import unbegun
 from ckptcore.inspect.chronicle import deliveries
 from ckptcore.inspect.costs import kept
 from ckptcore.inspect.failures import failure
 from ckptcore.inspect.incidents import Account, account
 from ckptcore.inspect.inventory import Entry, inventory
+from ckptcore.inspect.starts import Start, starts
 from ckptcore.interval import Costs
 from ckptcore.names import GenerationId
 from ckptcore.reader import Checkpoint
 from ckptcore.store import Store
+
+STARTS = 20
+"""How many starts of the job a status has: the newest."""
 
 _NEVER = datetime.min.replace(tzinfo=UTC)
 
@@ -72,7 +77,8 @@ class Status:
     `on_nodes`: a newer one that is whole on the nodes, and not durable yet; a job that is started there goes on from it.
     `steps_at_risk`: steps after `committed` that a save under way has already seen, None where there is none: at least these
     would be done again. `failures`: aborted saves by kind (`ckptcore.inspect.failures`). `states`: generations by state.
-    `supervision`: attempts, incidents and goodput; None if nobody supervises.
+    `starts`: the newest incarnations, oldest first. `supervision`: attempts, incidents and goodput; None if nobody supervises.
+    `begun`: a job has opened the run; if not there is nothing but `supervision`.
     """
 
     url: str
@@ -87,12 +93,17 @@ class Status:
     undecided: tuple[Entry, ...]
     states: Mapping[str, int]
     supervision: Account | None = None
+    starts: tuple[Start, ...] = ()
+    begun: bool = True
 
 
 def status(store: Store, clock: Clock | None = None) -> Status:
-    """The status of a run. Raises `NotFound` where there is none."""
+    """The status of a run, or of attempts to begin one. Raises `NotFound` where there is neither."""
     now = datetime.fromisoformat((clock or Clock()).utc())
-    entries = inventory(store)
+    history, attempts = unbegun.look(store)
+    if history is None:
+        return _unbegun(store, attempts, now)
+    entries = inventory(store, history)
     on_path = [entry for entry in entries if entry.state in ("committed", "verified") and entry.guarantee != "weights"]
     committed = _newest(on_path, now)
     undecided = tuple(entry for entry in entries if entry.state == "undecided")
@@ -110,7 +121,27 @@ def status(store: Store, clock: Clock | None = None) -> Status:
         backlog=_backlog(store, entries),
         undecided=undecided,
         states=Counter(entry.state for entry in entries),
-        supervision=account(Attempts(store).load(), now, seen=seen, costs=_costs(save), period=kept(entries)),
+        supervision=account(attempts, now, seen=seen, costs=_costs(save), period=kept(entries)),
+        starts=starts(history, STARTS),
+    )
+
+
+def _unbegun(store: Store, attempts: Sequence[Attempt], now: datetime) -> Status:
+    """The status of a place where nothing but a supervisor has been."""
+    return Status(
+        url=store.url,
+        at=now,
+        committed=None,
+        verified=None,
+        on_nodes=None,
+        steps_at_risk=None,
+        save=None,
+        failures={},
+        backlog=Backlog(),
+        undecided=(),
+        states={},
+        supervision=account(attempts, now, seen=_NEVER),
+        begun=False,
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from ckptcore import names
 from ckptcore.inspect.findings import Finding
 from ckptcore.names import GenerationId
 from tests.ckptcli.support import Ckpt
+from tests.ckptcore.supervised import NOON, Supervised, blamed, never_begun, supervised
 from tests.ckptcore.support import Job, contents, file_store, flip
 from tests.processes import ROOT
 
@@ -112,3 +115,64 @@ def test_many_missing_receipts_are_grouped_in_few_passes() -> None:
         (None, "whole"),
     ]
     assert found.walks == 2
+
+
+def told_by(ckpt: Ckpt, place: Path, status: int = 0) -> list[str]:
+    """What is said of attempts, without ages."""
+    lines = ckpt("explain", place, status=status).out.splitlines()
+    said = [line for line in lines if "R-77" in line or "U-4" in line]
+    return [re.sub(r"[0-9]+ (d|h|min|s)( [0-9]+ (h|min|s))? ago", "some time ago", line) for line in said]
+
+
+def test_a_supervised_run_tells_how_its_last_attempt_ended(ckpt: Ckpt, place: Path) -> None:
+    supervised(place)
+    attempt, supervisor = told_by(ckpt, place)
+    assert attempt == "attempt 4 was ended to go on with more or fewer ranks, some time ago (R-77)"
+    assert supervisor.startswith(
+        "attempt 5 of 4 ranks has no end: its supervisor (trainer-7, process 4711) is at work, or has died "
+    )
+    assert supervisor.endswith("; the newest sign of that is some time ago (U-3, U-4)")
+    kinds = [fact["kind"] for fact in ckpt("explain", place, "--json").json["findings"]]
+    assert kinds == ["resume", "next-claim", "attempt", "supervisor"]
+
+
+def test_a_job_that_nobody_launches_again(ckpt: Ckpt, place: Path) -> None:
+    run = Supervised(place)
+    run.plan(0, "start")
+    run.train(20, 4, {100: 600})
+    run.end(700, 702, incident=blamed("hang", phase="save", step=120, message="silent for 600 s"))
+    assert told_by(ckpt, place) == [
+        "attempt 1 failed, some time ago: hang of rank 2 (trainer-7, slot 2) in save at step 120: silent for 600 s (R-77)",
+        "no attempt has followed: its supervisor (trainer-7, process 4711) has given up, or has died; start it again (U-3, U-4)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "outcome", "said"),
+    [
+        (10, None, "seems to be at work; the newest sign of that is some time ago"),
+        (10, "failed", "the next attempt is due"),
+        (10, "finished", "nobody supervises the job"),
+        (10_000, "preempted", "nobody supervises the job"),
+        (10_000, "lost", "no attempt has followed"),
+    ],
+)
+def test_whether_a_supervisor_seems_to_be_at_work(ckpt: Ckpt, place: Path, seconds: int, outcome: str | None, said: str) -> None:
+    now = (datetime.now(UTC) - NOON).total_seconds()
+    run = Supervised(place)
+    run.plan(now - seconds - 60, "start")
+    run.train(now - seconds, 2, {10: now - seconds})
+    if outcome is not None:
+        incident = blamed("exit", message="no device") if outcome == "failed" else None
+        run.end(now - seconds, now - seconds, outcome, incident=incident)
+    assert said in told_by(ckpt, place)[-1]
+
+
+def test_a_run_that_no_job_has_begun(ckpt: Ckpt, place: Path) -> None:
+    never_begun(place)
+    first, advice, attempt, _ = ckpt("explain", place, status=1).out.splitlines()
+    assert first == "no run has begun here: the next start is a fresh one (P-5, U-8)"
+    assert advice.startswith("its ranks end before they open the run")
+    assert attempt.startswith("attempt 2 failed, ")
+    assert attempt.endswith("in init: ModuleNotFoundError: No module named 'jax' (R-77)")
+    assert ckpt("explain", place, "--json", status=1).json["resumable"] is False

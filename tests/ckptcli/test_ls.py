@@ -10,6 +10,7 @@ from ckptcli import schemas
 from ckptcore import names
 from ckptcore.run import open_run
 from tests.ckptcli.support import Ckpt
+from tests.ckptcore.supervised import never_begun
 from tests.ckptcore.support import Job, checkpointer, file_store, state
 from tests.ckptcore.training import Later
 from tests.processes import ROOT
@@ -153,3 +154,18 @@ def test_metrics_that_are_no_numbers_satisfy_the_schema(ckpt: Ckpt, place: Path)
     (line,) = [line for line in ckpt("ls", place).out.splitlines() if str(generation) in line]
     assert "x\\ny=1" in line
     assert "loss=nan" in ckpt("show", place).out
+
+
+def test_a_run_that_no_job_has_begun(ckpt: Ckpt, place: Path) -> None:
+    never_begun(place / "waiting")
+    told = (
+        "no run has begun here: 2 attempts of a supervisor, the newest: 2, 3 ranks (restart), failed; `ckpt status` tells more\n"
+    )
+    assert ckpt("ls", place / "waiting").out == told
+    Job(file_store(place / "good"), 1).open()
+    runs = ckpt("ls", place, "--json").json["runs"]
+    assert [(run["url"].rpartition("/")[2], run["begun"], run["generations"]) for run in runs] == [
+        ("good", True, []),
+        ("waiting", False, []),
+    ]
+    assert told in ckpt("ls", place).out

@@ -22,7 +22,7 @@ from ckptcore.inspect.inventory import State
 from ckptcore.names import GenerationId
 from ckptcore.run import open_run
 from tests.ckptcli.support import Ckpt
-from tests.ckptcore.supervised import OWNER, Supervised, supervised
+from tests.ckptcore.supervised import OWNER, Supervised, never_begun, supervised
 from tests.ckptcore.support import Job, checkpointer, file_store, state
 from tests.processes import ROOT
 
@@ -225,3 +225,21 @@ def test_a_run_that_nobody_supervises_has_no_such_sections(ckpt: Ckpt, tmp_path:
     assert {"incidents", "attempts"}.isdisjoint(page.values("id"))
     assert "attempts" not in page.text
     assert not any(name.startswith("part ") for name in page.values("class"))
+
+
+def test_other_numbers_of_ranks_are_told_with_their_guarantee(ckpt: Ckpt, place: Path, tmp_path: Path) -> None:
+    supervised(place / "run")
+    page = report(ckpt, place / "run", tmp_path / "report.html")
+    assert {"4 → 3 ranks: coverage", "3 → 4 ranks: coverage"} <= set(page.text), "beside the strokes of the timeline"
+    assert {"4 → 3 × host", "3 → 4 × host"} <= set(page.text), "in the table of starts"
+    assert page.text.count("4 → 3") == page.text.count("3 → 4") == 1, "in the table of attempts"
+    assert page.text.count("coverage") == 4
+
+
+def test_a_run_that_no_job_has_begun(ckpt: Ckpt, place: Path, tmp_path: Path) -> None:
+    never_begun(place / "run")
+    page = report(ckpt, place / "run", tmp_path / "report.html")
+    assert "No run has begun here: no job has opened it" in page.text
+    assert {"timeline", "incidents", "attempts"} <= set(page.values("id"))
+    assert {"generations", "starts", "saves"}.isdisjoint(page.values("id"))
+    assert any("another URL than the one that was given as --run" in text for text in page.text)

@@ -14,7 +14,7 @@ from ckptcore.errors import StoreUnavailable
 from ckptcore.proof import Refuted
 from ckptcore.run import open_run
 from tests.ckptcli.support import Ckpt
-from tests.ckptcore.supervised import Supervised, supervised
+from tests.ckptcore.supervised import Supervised, never_begun, supervised
 from tests.ckptcore.support import Job, file_store
 from tests.ckptcore.training import train
 
@@ -149,3 +149,58 @@ def test_a_run_that_nobody_supervises_looks_as_ever(ckpt: Ckpt, place: Path) -> 
     train(place, [10], size=1)
     assert "supervision" not in ckpt("status", place, "--json").json
     assert {"attempt", "goodput", "incidents"}.isdisjoint(line.split("  ")[0] for line in ckpt("status", place).out.splitlines())
+
+
+def told_by(ckpt: Ckpt, place: Path) -> dict[str, str]:
+    facts = ckpt("status", place).out.partition("\nattempt   at")[0]
+    return {name: told.strip() for name, told in (line.split("  ", 1) for line in facts.splitlines())}
+
+
+def test_starts_tell_their_guarantee(ckpt: Ckpt, place: Path) -> None:
+    supervised(place)
+    told = told_by(ckpt, place)
+    assert told["newest start"] == "incarnation 4, 3 → 4 ranks: coverage, from 000003-000000000650-1"
+    assert told["ranks changed"] == "incarnation 3: 4 → 3 ranks: coverage"
+    starts = ckpt("status", place, "--json").json["starts"]
+    assert [(each["incarnation"], each["base_participants"], each["participants"], each["guarantee"]) for each in starts] == [
+        (1, None, 4, None),
+        (2, 4, 4, "exact"),
+        (3, 4, 3, "coverage"),
+        (4, 3, 4, "coverage"),
+    ]
+
+
+def test_a_start_that_has_no_base_yet(ckpt: Ckpt, place: Path) -> None:
+    Job(file_store(place), 2).open()
+    assert told_by(ckpt, place)["newest start"] == "incarnation 1, 2 ranks, fresh"
+    (place / "incarnations" / "000001" / "base.json").unlink()
+    assert told_by(ckpt, place)["newest start"] == "incarnation 1, 2 ranks, no base recorded yet"
+
+
+def test_a_run_that_no_job_has_begun(ckpt: Ckpt, place: Path) -> None:
+    never_begun(place)
+    told = told_by(ckpt, place)
+    assert told["newest committed"].startswith("none: no run has begun here")
+    assert told["attempt"] == "2, 3 ranks (restart), failed"
+    assert told["next"].startswith("its ranks end before they open the run, or their Checkpointer has another URL")
+    assert "No module named 'jax'" in ckpt("status", place).out
+    document = ckpt("status", place, "--json").json
+    Draft202012Validator(schemas.schema("status")).validate(document)
+    assert (document["begun"], document["committed"], document["supervision"]["outcome"]) == (False, None, "failed")
+    assert ckpt("status", place, "--max-age", "9d", "--json", status=1).json["fresh"] is False
+    ckpt("status", place, "--prometheus", place / "ckpt.prom")
+    assert 'ckpt_incidents{kind="exit",run=' in (place / "ckpt.prom").read_text()
+
+
+def test_what_to_do_about_a_run_that_no_job_has_begun(ckpt: Ckpt, place: Path) -> None:
+    waiting = Supervised(place / "waiting")
+    waiting.plan(0, "start")
+    assert told_by(ckpt, place / "waiting")["next"].startswith("if its supervisor is still there, wait")
+    elsewhere = Supervised(place / "elsewhere")
+    elsewhere.plan(0, "start")
+    elsewhere.end(9, 10, "finished", last_step=40)
+    assert told_by(ckpt, place / "elsewhere")["next"].startswith("its ranks have trained, and opened no run here")
+    told = Supervised(place / "told")
+    told.plan(0, "start")
+    told.end(9, 10, "preempted")
+    assert told_by(ckpt, place / "told")["next"] == "start the supervisor again: the job begins at step 0"

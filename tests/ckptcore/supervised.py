@@ -108,6 +108,16 @@ class Supervised:
         self.attempts.end(self.number, outcome=outcome, **times, **told)
 
 
+def never_begun(place: Path) -> Supervised:
+    """Two attempts whose ranks end before they open the run."""
+    run = Supervised(place)
+    for at, cause in ((0, "start"), (6, "restart")):
+        run.plan(at, cause, (0, 1, 2))
+        broken = blamed("exit", status=1, phase="init", message="ModuleNotFoundError: No module named 'jax'")
+        run.end(at + 3, at + 3.5, incident=broken, launched=moment(at + 1))
+    return run
+
+
 def supervised(place: Path) -> Supervised:
     """All five attempts, with the saves of their jobs."""
     run = Supervised(place)

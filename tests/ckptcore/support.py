@@ -26,11 +26,11 @@ from ckptcore.geometry import Box
 from ckptcore.history import History
 from ckptcore.incarnations import Incarnation, Opening
 from ckptcore.layout import ArrayFacts, ComponentFacts, ValueFacts
-from ckptcore.ledger import Decided
+from ckptcore.ledger import Decided, manifest_of
 from ckptcore.match import Rules
 from ckptcore.names import GenerationId
 from ckptcore.reader import Checkpoint
-from ckptcore.records import StoreFacts
+from ckptcore.records import Level, StoreFacts
 from ckptcore.store import Store
 from ckptcore.union import Exchange
 from ckptcore.verify import check_whole, verify
@@ -373,11 +373,15 @@ class Job:
             opening.identify(),
             choose=None if choose is None else (lambda _: choose),
             check=lambda decided: check_whole(Checkpoint(store, decided)),
-            guarantee=lambda decided: decided.record.guarantee.level,  # pyright: ignore[reportAttributeAccessIssue]
+            guarantee=lambda decided: self._kept(manifest_of(decided)),
         )
         base = self.incarnation.base_generation
         self.latest = History.load(store).decided(base) if base else None
         return self.incarnation
+
+    def _kept(self, manifest: records.Manifest) -> Level:
+        level = manifest.guarantee.level
+        return "coverage" if level == "exact" and manifest.topology.participants != self.size else level
 
     @property
     def number(self) -> int:

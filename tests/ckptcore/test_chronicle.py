@@ -49,6 +49,15 @@ def test_starts_tell_where_they_went_on_from(store: FileStore) -> None:
     assert {start.participants for start in starts} == {2}
 
 
+def test_starts_tell_what_they_promise_on_another_number_of_ranks(store: FileStore) -> None:
+    for size in (4, 3, 3):
+        job = Job(store, size)
+        job.open()
+        job.save(10 * job.number)
+    found = [(start.before, start.participants, start.guarantee, start.resized) for start in chronicle(store).starts]
+    assert found == [(None, 4, None, False), (4, 3, "coverage", True), (3, 3, "exact", False)]
+
+
 def test_what_each_rank_delivered(store: FileStore) -> None:
     job = Job(store)
     job.open()

@@ -8,6 +8,7 @@ import tensorstore as ts
 
 from ckptcore.inspect.runs import find_runs
 from ckptcore.store import Storage, open_store
+from tests.ckptcore.supervised import never_begun
 from tests.ckptcore.support import file_store
 
 
@@ -52,3 +53,30 @@ def test_in_an_object_store() -> None:
     assert urls == [f"memory://runs/{run}" for run in ("a/b", "lr=0.1,bs=2", "run 42", "ü")]
     assert [open_store(url, storage).get("run.json") for url in urls] == [b"x"] * 4
     assert [place.url for place in find_runs(open_store("memory://runs/a/b", storage))] == ["memory://runs/a/b"]
+
+
+def test_a_place_where_only_a_supervisor_has_been_hides_no_run(tmp_path: Path) -> None:
+    for name in ("above", "above/empty", "above/good"):
+        never_begun(tmp_path / name)
+    (tmp_path / "above" / "good" / "run.json").touch()
+    run_at(tmp_path / "other" / "supervision")
+    (tmp_path / "plain" / "supervision" / "00000001").mkdir(parents=True)
+    url = file_store(tmp_path).url
+    places = {place.url.removeprefix(url): place.begun for place in find_runs(file_store(tmp_path))}
+    assert places == {"/above": False, "/above/empty": False, "/above/good": True, "/other/supervision": True}
+
+
+def test_the_same_in_an_object_store() -> None:
+    storage = Storage(context=ts.Context())
+    for key in ("above/supervision/00000001/plan.json", "above/good/run.json", "above/good/supervision/00000001/plan.json"):
+        open_store("memory://runs", storage).put_if_absent(key, b"x")
+    top = open_store("memory://runs", storage)
+    assert [(place.url, place.begun) for place in find_runs(top)] == [
+        ("memory://runs/above", False),
+        ("memory://runs/above/good", True),
+    ]
+    inside = open_store("memory://runs/above", storage)
+    assert [(place.url, place.begun) for place in find_runs(inside)] == [
+        ("memory://runs/above", False),
+        ("memory://runs/above/good", True),
+    ]

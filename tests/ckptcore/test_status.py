@@ -22,7 +22,7 @@ from ckptcore.names import GenerationId
 from ckptcore.proof import Refuted
 from ckptcore.run import open_run
 from tests.ckptcore.failing import FaultyStore
-from tests.ckptcore.supervised import END, OWNER, At, supervised
+from tests.ckptcore.supervised import END, OWNER, At, never_begun, supervised
 from tests.ckptcore.support import FakeClock, Job, checkpointer, file_store, state
 from tests.ckptcore.training import Later, train
 
@@ -259,3 +259,27 @@ def test_a_run_that_nobody_supervises_costs_one_listing(place: Path, monkeypatch
     assert status(store).supervision is None
     assert listed.count("supervision/") == 1
     assert chronicle(store).attempts == ()
+
+
+def test_a_run_that_no_job_has_begun(place: Path) -> None:
+    run = never_begun(place)
+    found = status(run.store, Later(0))
+    assert (found.begun, found.committed, found.starts, dict(found.states)) == (False, None, (), {})
+    assert found.supervision is not None
+    assert [each.kind for each in found.supervision.incidents] == ["exit", "exit"]
+    assert chronicle(run.store).run is None
+    Job(run.store, 3).open()
+    assert status(run.store).begun
+
+
+def test_of_many_starts_the_newest(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status_module, "STARTS", 2)
+    store = file_store(place)
+    for size in (4, 3, 2):
+        job = Job(store, size)
+        job.open()
+        job.save(10 * job.number)
+    assert [(each.number, each.before, each.participants, each.guarantee) for each in status(store).starts] == [
+        (2, 4, 3, "coverage"),
+        (3, 3, 2, "coverage"),
+    ]

@@ -45,6 +45,8 @@ def test_killed_ranks_and_a_smaller_job(tmp_path: Path, framework: str) -> None:
     blamed = [(each.kind, each.rank, each.status) for each in incidents if each is not None]
     assert blamed == [("signal", rank, -signal.SIGKILL) for rank in (0, 2, 2)]
     run = ckptcore.open_run(tmp_path / "run")
+    last = run.status().starts[-1]
+    assert (last.before, last.participants, last.guarantee) == (3, 2, "coverage"), "recorded in the incarnation"
     head = run.head()
     assert head is not None
     assert head.step == 40
