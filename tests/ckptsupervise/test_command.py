@@ -14,6 +14,7 @@ from jsonschema import Draft202012Validator
 from ckptcli import schemas
 from ckptcli.app import main
 from ckptcore.attempts import AttemptEnd
+from ckptcore.names import GenerationId
 from ckptsupervise import procfs
 from tests.ckptsupervise.supervising import Supervised, supervised
 
@@ -42,7 +43,9 @@ def test_a_killed_rank_is_noticed_and_the_job_goes_on_from_its_newest_commit(job
     assert (first.end.incident.kind, first.end.incident.rank, first.end.incident.status) == ("signal", 1, -9)
     assert seconds(first.end) < 2
     assert second.plan.committed is not None
-    assert "attempt 2 of 2 ranks from step 15" in ckpt.output
+    committed = GenerationId.parse(second.plan.committed).step
+    assert committed in (10, 15), "on a slow disk rank 0 has no time left to write what it saved at 15"
+    assert f"attempt 2 of 2 ranks from step {committed}\n" in ckpt.output
     assert second.end is not None
     assert (second.end.outcome, job.head) == ("finished", 40)
     assert job.left() == []
