@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ckptsupervise.deadlines import Deadlines
-from ckptsupervise.engine import Order
+from ckptsupervise.orders import Order
 from ckptsupervise.telling import Told
 from ckptsupervise.watching import LOOK, Asked, Limits, Watch, Watched, shown_status
 from tests.ckptsupervise.fake import FakeEngine, FakeRunning, NodeClock, Script
@@ -163,6 +163,21 @@ def test_told_to_stop(tmp_path: Path) -> None:
     assert seen.running.sent == [(signal.SIGTERM, (0, 1, 2))]
     assert seen.running.killed == []
     assert seen.running.seconds < 5
+
+
+def test_a_rank_that_is_not_there_yet_is_told_to_stop_when_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, found = Asked([signal.SIGTERM]), {0: 1000}
+    monkeypatch.setattr(FakeRunning, "processes", lambda _: dict(found))
+
+    def script(run: FakeRunning, seconds: float) -> None:
+        if seconds >= 0.5:
+            found.update({1: 1001, 2: 1002})
+        train(run, seconds)
+
+    seen = Seen(tmp_path, script, asked)
+    assert seen.running.sent == [(signal.SIGTERM, (0,)), (signal.SIGTERM, (1, 2))]
+    assert seen.watched.ending.outcome == "preempted"
+    assert seen.running.killed == []
 
 
 def test_ranks_that_do_not_end_in_time_are_killed(tmp_path: Path) -> None:
