@@ -4,10 +4,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
-CODE := ckptcore ckptcli ckptsupervise jaxckpt torchckpt conformance simulation demo examples spec tests benchmarks
+CODE := ckptcore ckptcli ckptsupervise jaxckpt torchckpt conformance simulation demo examples spec tests benchmarks docs/recipes
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick test-long conformance model simulate bench wheel check format clean
+.PHONY: help demo demo-failures test test-quick test-long conformance model simulate bench wheel check format clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1	/p' Makefile | expand -t 14
@@ -15,13 +15,16 @@ help: ## List the targets
 demo: $(STAMP) ## Train, kill, restart, compare bit for bit (ARGS=--json prints the figures as JSON, ARGS="--dir DIR" keeps the files)
 	@$(BIN)/python -m demo $(ARGS)
 
+demo-failures: $(STAMP) ## Train under supervision through everything that goes wrong, account for it, compare (ARGS="--framework jax", --json, "--dir DIR")
+	@$(BIN)/python -m demo.failures $(ARGS)
+
 test: $(STAMP) ## Run all tests (ARGS="-k words" picks some)
 	$(BIN)/python -m pytest $(ARGS)
 
 test-quick: $(STAMP) ## Run the quick ones of the tests
 	$(BIN)/python -m pytest -m "not slow and not whole" $(ARGS)
 
-test-long: $(STAMP) ## Run what `make test` leaves out: the conformance suite on S3, the demo, the peers of the benchmarks
+test-long: $(STAMP) ## Run what `make test` leaves out: the conformance suite on S3, the demos, supervised jobs, the peers of the benchmarks
 	$(BIN)/python -m pytest -n0 -m whole $(ARGS)
 
 conformance: $(STAMP) ## Run the conformance suite on both backends (ARGS=--quick for a part of it, ARGS="--html report.html" for a page)

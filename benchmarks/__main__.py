@@ -56,7 +56,7 @@ def measure(what: str, arguments: Sequence[str]) -> dict[str, Any]:
             "result": module_of(what).run(options),
         }
     if options.json is not None:
-        options.json.write_text(json.dumps(record, indent=1, sort_keys=True, allow_nan=False) + "\n")
+        options.json.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
     return record
 
 

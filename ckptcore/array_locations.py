@@ -19,21 +19,13 @@ import tensorstore as ts
 
 from ckptcore.array_spec import answer, read_error
 from ckptcore.errors import Damaged
+from ckptcore.ocdbt import Place
 
 KEPT_NODES = 16
 """Decoded nodes that are kept for the next search: about 7,000 keys and 2 MiB each at most."""
 
 AHEAD = 8
 """Nodes that are read at a time."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Bytes `start` to `start + nbytes` of the file `path`, relative to the database."""
-
-    path: str
-    start: int
-    nbytes: int
 
 
 @dataclass(frozen=True)

@@ -1,53 +1,63 @@
-"""One process's database of chunks: written without copies, digested on the way (spec: arrays).
+"""One process's database of chunks: each is digested and checksummed while it is written, without a copy (spec: arrays).
 
-Chunks go into transactions of about `BATCH_BYTES`. Each is committed as soon as it is full, so
-that the disk works while the next is digested, and its metadata and small chunks cost no writes
-of their own. Memory that the caller staged is referenced, not copied; what has to be copied
-first (chunks that are not contiguous or need padding) is bounded by the store's `bytes_in_flight`.
+Chunks go into several data files at a time, each written front to back by a thread of its own, so that a disk works on one while
+others are filled. Where a chunk will lie is known before it is written: the tree that says where is made in memory, and
+follows the last chunk. Memory that the caller staged is used as it is; what has to be copied first (chunks that are not
+contiguous or need padding) is bounded by the store's `bytes_in_flight`. The same arrays give the same files.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
+import blake3
+import google_crc32c
 import numpy as np
-import tensorstore as ts
 
-from ckptcore import dtypes, records
-from ckptcore.array_spec import ANSWER_TIMEOUT, MANIFEST, Piece, StoredArray, answer, database, write_error
-from ckptcore.digests import digest
-from ckptcore.errors import CallError, StoreError
-from ckptcore.store import Store
+from ckptcore import dtypes, ocdbt, posix, records
+from ckptcore.array_sinks import Sink, opener
+from ckptcore.array_spec import ANSWER_TIMEOUT, CHECKSUM_BYTES, DATA_FILE_BYTES, MANIFEST, OCDBT_CONFIG, StoredArray
+from ckptcore.digests import ALGORITHM, digest, flat
+from ckptcore.errors import CallError, StoreUnavailable
+from ckptcore.ocdbt import Entry, Place
+from ckptcore.store import FILE_THREADS, Store
 from ckptcore.workers import Workers
 
-BATCH_BYTES = 128 << 20
-BATCH_WRITES = 8192
-INLINE_BYTES = 64 << 10
-"""Below this a digest takes less time than handing it to a thread."""
+Result = TypeVar("Result")
+
+LANE_BYTES = 16 << 20
+"""A further file is begun when there are so many bytes for each that there is: small databases have few."""
+STEP = 1 << 20
+"""Bytes that are digested, checksummed and written at a time: they stay in the processor's cache meanwhile."""
 
 
 @dataclass
-class _Batch:
-    """Writes that are committed together. `held` counts bytes that exist only for them."""
+class _Lane:
+    """A thread, and the data file that it writes. `start` and `assigned` count what it was given: for the file, and in all."""
 
-    transaction: ts.Transaction = field(default_factory=lambda: ts.Transaction(atomic=False))
-    arrays: dict[str, None] = field(default_factory=dict)
-    writing: list[ts.Future[Any]] = field(default_factory=list)
-    nbytes: int = 0
-    held: int = 0
+    thread: Workers
+    sink: Sink
+    path: str
+    start: int = 0
+    assigned: int = 0
+    failure: Exception | None = None
 
-    def full(self, most: int) -> bool:
-        """Whether it is time to commit: it holds `most` bytes of its own, or is as large as a batch should be."""
-        return self.nbytes >= BATCH_BYTES or len(self.writing) >= BATCH_WRITES or self.held >= most
+    def submit(self, call: Callable[..., Result], *args: Any) -> Future[Result]:
+        """Do `call(sink, *args)` after what was given before, unless that has failed."""
+        return self.thread.submit(self._run, call, self.sink, *args)
 
-    def describe(self) -> str:
-        names = list(self.arrays)
-        return f"array {names[0]!r}" if len(names) == 1 else f"{len(names)} arrays from {names[0]!r} to {names[-1]!r}"
+    def _run(self, call: Callable[..., Result], *args: Any) -> Result:
+        if self.failure is not None:
+            raise self.failure
+        try:
+            return call(*args)
+        except Exception as error:
+            self.failure = error
+            raise
 
 
 class DatabaseWriter:
@@ -59,32 +69,35 @@ class DatabaseWriter:
     """
 
     def __init__(self, store: Store, prefix: str, *, streamed: bool = False) -> None:
-        self._store = store
-        self._prefix = prefix
-        self._streamed = streamed
-        self._spec = database(store, prefix)
-        self._kvstore: ts.KvStore | None = None
-        self._most = store.limits.bytes_in_flight // 2
-        """Half for the batch that fills, half for those that are being written."""
-        self._pool = Workers(store.limits.threads, "digest")
-        self._batch = _Batch()
-        self._flying: deque[tuple[_Batch, ts.Future[Any]]] = deque()
+        self._store, self._prefix, self._streamed = store, prefix, streamed
+        spec, limits = store.kvstore(prefix), store.limits
+        self._open = opener(spec, store.context)
+        self._most_lanes = min(limits.requests, max(limits.threads, FILE_THREADS))
+        self._most_held = limits.bytes_in_flight // 2
+        # An object is in memory twice while it is sent.
+        in_memory = limits.bytes_in_flight // (2 * self._most_lanes)
+        self._file_bytes = DATA_FILE_BYTES if spec["driver"] == "file" else min(DATA_FILE_BYTES, in_memory)
+        self._lanes: list[_Lane] = []
+        self._files: dict[str, int] = {}
+        self._entries: list[Entry] = []
+        self._described: set[str] = set()
+        self._under_way: list[Future[Any]] = []
+        self._held: deque[tuple[Future[str], int]] = deque()
+        self._held_bytes = 0
         self._closed = False
 
-    def add(self, array: StoredArray, chunks: Mapping[int, np.ndarray]) -> dict[int, str]:
+    def add(self, array: StoredArray, chunks: Mapping[int, np.ndarray]) -> dict[int, Future[str]]:
         """Start writing chunks of `array`: chunk index → its elements, in the stored dtype and the cell's shape.
 
-        Returns the BLAKE3 digest of each chunk's bytes (see `ckptcore.dtypes`). With no chunks
-        only the metadata is written. Raises `StoreFull`, `StoreUnavailable` or `StoreError` for
-        this or an earlier array, `CallError` for a chunk that does not fit.
+        Returns for each chunk what will be the BLAKE3 digest of its bytes (see `ckptcore.dtypes`), once it is written. With no
+        chunks only the metadata is written. Raises `StoreFull`, `StoreUnavailable` or `StoreError` for an earlier array,
+        `CallError` for a chunk that does not fit.
         """
         if self._closed:
             raise CallError("the database is finished: nothing can be added to it")
         try:
-            return self._add(array, chunks)
-        except (ValueError, OSError, NotImplementedError) as error:
-            self.close()
-            raise write_error(error, f"array {array.name!r} in {self._prefix}") from error
+            self._describe(array, chunks)
+            return {chunk: self._add(array, chunk, given) for chunk, given in chunks.items()}
         except BaseException:
             self.close()
             raise
@@ -92,106 +105,149 @@ class DatabaseWriter:
     def finish(self) -> list[records.File]:
         """Wait until everything is durable; return the database's files, `manifest.ocdbt` with its digest.
 
-        Nothing was added: no files. Raises what `add` raises.
+        Nothing was added: no files. Raises what `add` raises, for all arrays.
         """
         if self._closed:
             raise CallError("the database is finished already, or has failed")
         try:
-            self._flush()
-            self._drain()
+            manifest = self._complete() if self._entries else b""
         finally:
             self.close()
-        if self._kvstore is None:
+        if not manifest:
             return []
         self._store.sync(self._prefix)
-        return [self._file(key) for key in self._store.list(self._prefix)]
+        files = [records.File(path=path, size=size, digest=None) for path, size in self._files.items()]
+        return [*files, records.File(path=MANIFEST, size=len(manifest), digest=digest(manifest))]
 
     def close(self) -> None:
         """Give the database up: wait for what is under way, whatever becomes of it, and drop the rest."""
         self._closed = True
-        with suppress(TimeoutError):  # then the store is dead, and the others need not be waited for
-            for _, committing in self._flying:
-                committing.exception(timeout=ANSWER_TIMEOUT)
-        self._flying.clear()
-        self._pool.close()
+        for lane in self._lanes:
+            lane.thread.close()
+            lane.sink.abandon()
+        self._lanes.clear()
+        self._held.clear()
 
-    def _add(self, array: StoredArray, chunks: Mapping[int, np.ndarray]) -> dict[int, str]:
-        opened: dict[str, ts.TensorStore] = {}
-        digests: dict[int, str | Future[str]] = {}
-        if not chunks:
-            for piece in array.pieces():
-                self._open(array, piece)
-        for chunk, given in chunks.items():
-            data = _checked(array, chunk, given)
-            piece = array.piece(chunk)
-            if piece.prefix not in opened:
-                opened[piece.prefix] = self._open(array, piece)
-            self._write(opened[piece.prefix], array, chunk, data, copied=self._streamed or data is not given)
-            digests[chunk] = digest(data) if data.nbytes < INLINE_BYTES else self._pool.submit(digest, data)
-        return {chunk: found if isinstance(found, str) else found.result() for chunk, found in digests.items()}
+    def _describe(self, array: StoredArray, chunks: Mapping[int, np.ndarray]) -> None:
+        """The metadata of the zarr arrays that the chunks belong to, once each."""
+        for piece in map(array.piece, chunks) if chunks else array.pieces():
+            if piece.metadata_key not in self._described:
+                self._described.add(piece.metadata_key)
+                self._put(piece.metadata_key, piece.metadata_bytes)
 
-    def _open(self, array: StoredArray, piece: Piece) -> ts.TensorStore:
-        """Write a zarr array's metadata and open it, without waiting for either."""
-        if self._kvstore is None:
-            opening = ts.KvStore.open(self._spec, context=self._store.context)
-            self._kvstore = answer(opening, f"database {self._prefix}", write_error)
-        self._batch.arrays[array.name] = None
-        root = self._kvstore.with_transaction(self._batch.transaction)
-        self._batch.writing.append(root.write(piece.metadata_key, piece.metadata_bytes))
-        spec = {
-            "driver": "zarr3",
-            "kvstore": {**self._spec, "path": piece.prefix},
-            "metadata": piece.metadata,
-            "open": True,
-            "assume_metadata": True,
-            # A chunk of zeros is stored like any other: an absent one is an error, never zeros.
-            "store_data_equal_to_fill_value": True,
-        }
-        return answer(ts.open(spec, context=self._store.context), f"array {array.name!r} in {self._prefix}", write_error)
+    def _put(self, key: str, data: bytes) -> None:
+        inline = len(data) <= OCDBT_CONFIG["max_inline_value_bytes"]
+        self._entries.append(Entry(key.encode(), data if inline else self._append(data)))
 
-    def _write(self, target: ts.TensorStore, array: StoredArray, chunk: int, data: np.ndarray, *, copied: bool) -> None:
-        batch, size = self._batch, array.chunk_bytes(chunk)
-        batch.arrays[array.name] = None
-        batch.nbytes += size
-        batch.held += data.nbytes * copied + size * (data.nbytes < size)
-        place = array.grid.cell(chunk).slices(array.piece(chunk).origin)
-        writing = target.with_transaction(batch.transaction)[place].write(data, can_reference_source_data_indefinitely=True)
-        batch.writing.append(writing.copy)
-        if batch.full(self._most):
-            self._flush()
+    def _append(self, data: bytes) -> Place:
+        lane = self._lane(len(data))
+        return self._place(lane, len(data), lane.submit(_write, data, f"tree of {self._prefix}"))
 
-    def _flush(self) -> None:
-        batch, self._batch = self._batch, _Batch()
-        if batch.writing:
-            self._flying.append((batch, self._commit(batch)))
-        while self._flying and (self._flying[0][1].done() or sum(flying.held for flying, _ in self._flying) > self._most):
-            self._land()
+    def _add(self, array: StoredArray, chunk: int, given: np.ndarray) -> Future[str]:
+        data = _checked(array, chunk, given)
+        size = array.chunk_bytes(chunk)
+        logical = flat(data)
+        padded = logical if data.nbytes == size else flat(_padded(array, chunk, data))
+        lane = self._lane(size + CHECKSUM_BYTES)
+        what = f"{array.describe(chunk)} in {self._prefix}"
+        writing = lane.submit(_write_chunk, logical, padded, what)
+        self._entries.append(Entry(array.chunk_key(chunk).encode(), self._place(lane, size + CHECKSUM_BYTES, writing)))
+        copied = data.nbytes * (self._streamed or data is not given) + size * (padded is not logical)
+        self._hold(writing, copied)
+        return writing
 
-    def _commit(self, batch: _Batch) -> ts.Future[Any]:
-        """Start to commit a batch, after all its writes have become part of the transaction."""
-        what = f"{batch.describe()} in {self._prefix}"
-        for writing in batch.writing:
-            answer(writing, what, write_error)
-        batch.writing.clear()
-        return batch.transaction.commit_async()
+    def _lane(self, nbytes: int) -> _Lane:
+        """Who writes the next bytes: the lane that has got the least, or a new one."""
+        total = sum(lane.assigned for lane in self._lanes) + nbytes
+        if len(self._lanes) < min(self._most_lanes, 1 + total // LANE_BYTES):
+            self._lanes.append(_Lane(Workers(1, f"write-{len(self._lanes)}"), *self._new_file()))
+        lane = min(self._lanes, key=lambda each: each.assigned)
+        if lane.start and lane.start + nbytes > self._file_bytes:
+            self._end_file(lane)
+            lane.sink, lane.path = self._new_file()
+            lane.start = 0
+        return lane
 
-    def _land(self) -> None:
-        """Wait for the oldest commit. Raises its error."""
-        batch, committing = self._flying.popleft()
-        answer(committing, f"{batch.describe()} in {self._prefix}", write_error)
+    def _new_file(self) -> tuple[Sink, str]:
+        path = f"d/{len(self._files):032x}"
+        self._files[path] = 0
+        return self._open(path), path
 
-    def _drain(self) -> None:
-        """Wait for all commits. Raises the first error."""
-        while self._flying:
-            self._land()
+    def _place(self, lane: _Lane, nbytes: int, writing: Future[Any]) -> Place:
+        place = Place(lane.path, lane.start, nbytes)
+        lane.start += nbytes
+        lane.assigned += nbytes
+        self._files[lane.path] = lane.start
+        self._under_way.append(writing)
+        return place
 
-    def _file(self, key: str) -> records.File:
-        path = key.removeprefix(self._prefix)
-        data = self._store.get(key) if path == MANIFEST else None
-        size = self._store.size(key) if path != MANIFEST else None if data is None else len(data)
-        if size is None:
-            raise StoreError(f"{key} vanished right after it was written: something else deletes files of this run")
-        return records.File(path=path, size=size, digest=None if data is None else digest(data))
+    def _end_file(self, lane: _Lane) -> None:
+        what = f"file {lane.path} of {self._prefix}"
+        self._under_way.append(lane.submit(_finish, what))
+
+    def _hold(self, writing: Future[str], nbytes: int) -> None:
+        """Wait until memory that exists only for chunks under way is within its bound."""
+        if nbytes:
+            self._held.append((writing, nbytes))
+            self._held_bytes += nbytes
+        while self._held and (self._held[0][0].done() or self._held_bytes > self._most_held):
+            written, freed = self._held.popleft()
+            self._held_bytes -= freed
+            _answer(written, self._prefix)
+
+    def _complete(self) -> bytes:
+        """Write the tree and the manifest, once all that they refer to is durable; returns the manifest."""
+        self._entries.sort(key=lambda entry: entry.key)
+        root = ocdbt.tree(self._entries, self._append)
+        for lane in self._lanes:
+            self._end_file(lane)
+        for under_way in self._under_way:
+            _answer(under_way, self._prefix)
+        identity = bytes.fromhex(digest(self._prefix.encode()).partition(":")[2][:32])
+        manifest = ocdbt.manifest(root, OCDBT_CONFIG, identity)
+        sink = self._open(MANIFEST)
+        _write(sink, manifest, f"{MANIFEST} of {self._prefix}")
+        _finish(sink, f"{MANIFEST} of {self._prefix}")
+        return manifest
+
+
+def _write_chunk(sink: Sink, data: np.ndarray, padded: np.ndarray, what: str) -> str:
+    """Write a chunk and its checksum; returns the digest of what it is without the padding."""
+    hasher, checksum = blake3.blake3(), 0
+    if padded is not data:
+        hasher.update(data.data)
+    for at in range(0, len(padded), STEP):
+        part = padded[at : at + STEP]
+        if padded is data:
+            hasher.update(part.data)
+        checksum = google_crc32c.extend(checksum, part)
+        _write(sink, part.data, what)
+    _write(sink, checksum.to_bytes(CHECKSUM_BYTES, "little"), what)
+    return f"{ALGORITHM}:{hasher.hexdigest()}"
+
+
+def _write(sink: Sink, data: bytes | memoryview, what: str) -> None:
+    try:
+        sink.write(memoryview(data))
+    except OSError as error:
+        raise posix.translate(error, what) from error
+
+
+def _finish(sink: Sink, what: str) -> None:
+    try:
+        sink.finish()
+    except OSError as error:
+        raise posix.translate(error, what) from error
+
+
+def _answer(under_way: Future[Any], prefix: str) -> None:
+    """Wait for one of the writes, which are asked for in the order in which they were begun. Raises its error."""
+    try:
+        under_way.result(timeout=ANSWER_TIMEOUT)
+    except TimeoutError as error:
+        raise StoreUnavailable(
+            f"database {prefix}: nothing more was written within {ANSWER_TIMEOUT:g} s; try again when the store answers"
+        ) from error
 
 
 def _checked(array: StoredArray, chunk: int, data: np.ndarray) -> np.ndarray:
@@ -203,3 +259,10 @@ def _checked(array: StoredArray, chunk: int, data: np.ndarray) -> np.ndarray:
             f"{array.describe(chunk)} was staged as {data.dtype}{list(data.shape)}, its layout says {dtype}{list(shape)}"
         )
     return data if data.flags.c_contiguous else np.ascontiguousarray(data)
+
+
+def _padded(array: StoredArray, chunk: int, data: np.ndarray) -> np.ndarray:
+    """A chunk at the edge of its array, as it is stored: the fill value, whose bytes are zeros, stands where nothing is."""
+    whole = np.zeros(array.piece(chunk).chunk_shape, data.dtype)
+    whole[tuple(map(slice, data.shape))] = data
+    return whole

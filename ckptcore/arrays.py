@@ -1,4 +1,4 @@
-"""Arrays in and out through TensorStore: the names that the rest of the core uses.
+"""Arrays in and out of databases: the names that the rest of the core uses.
 
 `array_spec` says how arrays lie in a database, `array_writer` writes one process's database,
 `array_merge` makes one view of all of them, `array_reader` reads boxes from that view.

@@ -114,12 +114,17 @@ def _structure(*parts: Any) -> str:
     return digest(canonical.encode(list(parts)))
 
 
+def flat(array: np.ndarray) -> np.ndarray:
+    """An array's logical bytes: C order, little endian, without a copy where its memory already is that."""
+    if array.dtype.hasobject:
+        raise CallError(f"an array of {array.dtype} has no bytes of its own to digest")
+    return np.ascontiguousarray(_little_endian(array)).reshape(-1).view(np.uint8)
+
+
 def _buffer(data: Data) -> Any:
     """`data` as flat bytes, without a copy where its memory already is that."""
     if isinstance(data, np.ndarray):
-        if data.dtype.hasobject:
-            raise CallError(f"an array of {data.dtype} has no bytes of its own to digest")
-        return np.ascontiguousarray(_little_endian(data)).reshape(-1).view(np.uint8)
+        return flat(data)
     if isinstance(data, memoryview):
         return data.cast("B") if data.c_contiguous else data.tobytes()
     return data

@@ -6,7 +6,9 @@ only for data that is durable; a failure leaves a `failed` receipt, so that nobo
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,6 +88,19 @@ def give_up(store: Store, identity: Identity, error: Exception) -> None:
         error.add_note(f"(the failed receipt could not be written either: {also})")
 
 
+@dataclass(frozen=True)
+class _Writing:
+    """A leaf whose chunks are being written, and the digest of each once it is."""
+
+    component: str
+    name: str
+    chunks: Mapping[int, Future[str]]
+
+    @property
+    def done(self) -> bool:
+        return all(writing.done() for writing in self.chunks.values())
+
+
 class _Writer:
     def __init__(
         self,
@@ -124,9 +139,11 @@ class _Writer:
         return receipt
 
     def _write_arrays(self) -> tuple[dict[str, dict[int, str]], list[records.File]]:
-        plan, found = self.shard.plan, {}
+        plan = self.shard.plan
         if not plan.own:
             return {}, []
+        found: dict[str, dict[int, str]] = {}
+        writing: deque[_Writing] = deque()
         database = DatabaseWriter(self.place, names.database_prefix(self.generation, self.rank, self.nonce))
         try:
             for component, table in plan.layout.components.items():
@@ -135,11 +152,19 @@ class _Writer:
                         name = leaf.name if table.scope == "global" else names.rank_array_name(self.rank, leaf.name)
                         array = StoredArray(name=name, dtype=leaf.stored_dtype, shape=leaf.shape, grid=plan.grids[leaf.name])
                         cells = dict(zip(plan.own[leaf.name], self.shard.staged.chunks.get(leaf.name, ()), strict=True))
-                        found[leaf.name] = database.add(array, cells)
-                        self._tell("chunk-written", {"component": component, "leaf": leaf.name})
-            return found, database.finish()
+                        writing.append(_Writing(component, leaf.name, database.add(array, cells)))
+                        while writing and writing[0].done:
+                            self._written(writing.popleft(), found)
+            files = database.finish()
+            for last in writing:
+                self._written(last, found)
+            return found, files
         finally:
             database.close()
+
+    def _written(self, leaf: _Writing, found: dict[str, dict[int, str]]) -> None:
+        found[leaf.name] = {chunk: writing.result() for chunk, writing in leaf.chunks.items()}
+        self._tell("chunk-written", {"component": leaf.component, "leaf": leaf.name})
 
     def _components(self, chunks: Mapping[str, Mapping[int, str]]) -> dict[str, Written]:
         flat, staged = self.shard.flat, self.shard.staged

@@ -209,7 +209,8 @@ class Watch:
             self._drain(now, found, gone)
 
     def _drain(self, now: float, found: Straggler, gone: Sequence[Gone]) -> None:
-        if self._limits.drain and self._can_drain and self._asked_at is None:
+        # Slow in saves may be rank 0, which waits for all the others before it decides.
+        if found.what == "step" and self._limits.drain and self._can_drain and self._asked_at is None:
             self._straggler, self._detected = found.rank, now
             self._stop(now, gone, f"rank {found.rank} is slow: the job saves, and goes on without its slot")
 

@@ -6,36 +6,27 @@ import argparse
 import json
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
 from demo.acts import Act, Play
-from demo.processes import Launch, LaunchFailed
+from demo.options import new_folder
+from demo.performing import performed
+from demo.processes import Launch
 from demo.screen import Screen
 from demo.stage import Stage
-from demo.stopping import Stopped, stoppable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the demo; returns the exit status: 0, 1 when a check failed, 2 for wrong options, 128 + N for signal N."""
     options = _options(arguments)
     screen = Screen(sys.stderr if options.json else sys.stdout)
-    started = time.monotonic()
-    try:
-        with stoppable() as check_stop:
-            acts = _play(options.dir, screen, check_stop)
-    except LaunchFailed as failure:
-        screen.clear()
-        print(f"\nThe demo failed: {failure}", file=sys.stderr)
-        return 1
-    except Stopped as stop:
-        screen.clear()
-        print(f"The demo was {stop}; its training processes were ended.", file=sys.stderr)
-        return 128 + stop.signal
-    seconds = time.monotonic() - started
+    outcome = performed(lambda check_stop: _play(options.dir, screen, check_stop), screen, ended="its training processes")
+    if isinstance(outcome, int):
+        return outcome
+    acts, seconds = outcome
     held = all(check.held for act in acts for check in act.checks)
     if options.json:
         print(json.dumps({"held": held, "seconds": round(seconds, 1), "acts": [asdict(act) for act in acts]}, indent=2))
@@ -69,15 +60,8 @@ def _summary(acts: Sequence[Act], say: Callable[[str], None], *, seconds: float)
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m demo", description="Train, kill, restart, compare bit for bit.")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON; progress goes to standard error")
-    parser.add_argument("--dir", type=_new_folder, help="keep stores, logs and final states in this new or empty folder")
+    parser.add_argument("--dir", type=new_folder, help="keep stores, logs and final states in this new or empty folder")
     return parser.parse_args(arguments)
-
-
-def _new_folder(text: str) -> Path:
-    folder = Path(text).resolve()
-    if folder.exists() and any(folder.iterdir()):
-        raise argparse.ArgumentTypeError(f"{folder} is not empty")
-    return folder
 
 
 if __name__ == "__main__":

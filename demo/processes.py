@@ -115,7 +115,7 @@ class Launch:
     def _start(self, rank: int, port: int) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", PROGRAMS[self.job.framework], str(rank), str(port), self.job.to_json()]
         with self.job.errors(rank).open("wb") as errors:
-            return subprocess.Popen(command, cwd=ROOT, env=_environment(), stdout=errors, stderr=errors)
+            return subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=errors, stderr=errors)
 
     def _state(self) -> str:
         return "; ".join(self._rank_state(rank) for rank in range(self.job.ranks))
@@ -128,7 +128,7 @@ class Launch:
         return f"rank {rank} {state}, its last step is {self.log(rank).last}, see {self.job.errors(rank)}:{tail}"
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """This process's environment, less what would change where or on what JAX runs."""
     kept = {
         name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from types import TracebackType
 from typing import Literal
 
 from ckptcore import checkpointer, run
@@ -98,9 +97,9 @@ class Checkpointer(checkpointer.Checkpointer):
             on_event=on_event,
         )
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _traceback: object) -> None:
         ending.left_by(error)
-        super().__exit__(kind, error, trace)
+        super().__exit__(kind, error, _traceback)
 
 
 def open_run(url: str | os.PathLike[str], *, storage: Storage | None = None) -> run.Run:

@@ -1,11 +1,12 @@
 """A process of a JAX job that fails ends at once, so that its job ends too.
 
-At the end of a process JAX waits for the other processes of the job, five minutes at most. That is right after the last step. After
-an error in one process the others wait for it, in a collective, and nobody would go on or end. So what is known to fail does not wait.
+At the end of a process JAX waits for the other processes of the job, five minutes at most. That is right after the last step.
+After an error in one process the others wait for it, in a collective, and nobody would go on or end. So what is known to fail
+does not wait.
 
-An exception that nobody catches is known, by `sys.excepthook`; so is `sys.exit` with a status other than 0 inside of the `with` of a
-`Checkpointer`. Python tells nobody of a `sys.exit` elsewhere, nor of what a hook that is set later keeps to itself: those wait.
-`Preempted` is no failure: all ranks raise it alike.
+An exception that nobody catches is known, by `sys.excepthook`; so is `sys.exit` with a status other than 0 inside of the `with`
+of a `Checkpointer`. Python tells nobody of a `sys.exit` elsewhere, nor of what a hook that is set later keeps to itself: those
+wait, as do processes that have a thread which does not end. `Preempted` is no failure: all ranks raise it alike.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class _Ending:
         self.previous(kind, error, trace)
 
     def leave(self) -> None:
-        """End this process now if it has failed. Handlers of `atexit` that were registered earlier, JAX's among them, do not run."""
+        """End this process now if it has failed. Handlers of `atexit` that were registered earlier, as JAX's, do not run."""
         if self.status is None:
             return
         for child in multiprocessing.active_children():

@@ -35,6 +35,22 @@ for name, extra in (("jaxckpt", "jax"), ("torchckpt", "torch")):
     else:
         raise SystemExit(f"{name} was imported without its framework")
 """
+SUPERVISED = """
+import subprocess, sys
+program = '''
+import torch, torchckpt
+torchckpt.initialize()
+torch.manual_seed(0)
+state = {"model": torch.nn.Linear(2, 2)}
+with torchckpt.Checkpointer("run", derived={"optimizer": "step", "schedule": "step", "rng": "step", "data": "step"}) as saver:
+    step = saver.restore_or_init(lambda: state, like=state).step
+    while step < 4:
+        step += 1
+        saver.save(step, state).result()
+'''
+supervise = [sys.executable, "-m", "ckptcli", "supervise", "--run", "run", "--nproc", "2", "--", sys.executable, "-c", program]
+sys.exit(subprocess.call(supervise))
+"""
 JAX = ["-c", LOOP.format(framework="jaxckpt", arrays="jax.numpy")]
 TORCH = ["-c", LOOP.format(framework="torchckpt", arrays="torch")]
 CONFORMANCE = ["-m", "ckpt_conformance", "run", "--adapter", "minimal", "--only", "golden/read"]
@@ -48,7 +64,7 @@ ENVIRONMENTS: dict[str, list[list[str]]] = {
     "metrics": [METRICS],
     "jax": [JAX],
     "torch": [TORCH],
-    "conformance,interval,jax,metrics,torch": [JAX, TORCH, CONFORMANCE, INTERVAL, METRICS],
+    "conformance,interval,jax,metrics,supervise,torch": [JAX, TORCH, CONFORMANCE, INTERVAL, METRICS, ["-c", SUPERVISED]],
 }
 """Extras → what has to run with them, each in a folder of its own."""
 

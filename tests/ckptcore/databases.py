@@ -51,11 +51,14 @@ def write(
     for rank in range(ranks):
         database.prefixes.append(database_prefix(GENERATION, rank, f"{rank:08x}"))
         writer = DatabaseWriter(database.store, database.prefixes[-1])
+        writing = {}
         for name, (data, grid) in arrays.items():
             array = database.arrays.setdefault(name, stored(name, data, grid))
             own = range(rank, grid.size, ranks)
-            found[name] |= writer.add(array, {chunk: data[(..., *grid.cell(chunk).slices())] for chunk in own})
+            writing[name] = writer.add(array, {chunk: data[(..., *grid.cell(chunk).slices())] for chunk in own})
         writer.finish()
+        for name, chunks in writing.items():
+            found[name] |= {chunk: digest.result() for chunk, digest in chunks.items()}
     database.digests = {name: [chunks[chunk] for chunk in sorted(chunks)] for name, chunks in found.items()}
     if merged:
         merge(database.store, STATE, database.prefixes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -223,7 +224,7 @@ def test_one_ranks_damage_makes_all_ranks_fall_back(place: Path, where: str, cap
     assert "every rank leaves it" in caplog.text
     told = History.load(file_store(place)).notes[GenerationId(1, 20, 1)]
     assert [note.kind for note in told] == ["damaged"]
-    assert "params" in told[0].text
+    assert re.search(r"chunk 0 of array '(params|optimizer)\.", told[0].text)
     assert [r.step for r in train(place, [])] == [15, 15]
 
 

@@ -17,7 +17,7 @@ from ckptcore.attempts import AttemptEnd
 from ckptsupervise import procfs
 from tests.ckptsupervise.supervising import Supervised, supervised
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.whole, pytest.mark.timeout(120)]
 
 
 @pytest.fixture

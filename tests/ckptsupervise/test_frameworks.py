@@ -17,7 +17,7 @@ from ckptsupervise import leftovers
 from tests.ckptcore.support import file_store
 from tests.processes import ROOT, Rank
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.whole, pytest.mark.timeout(180)]
 
 
 def supervise(place: Path, framework: str, steps: int, faults: dict[str, str], *options: str) -> Rank:

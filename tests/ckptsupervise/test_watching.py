@@ -255,6 +255,25 @@ def test_a_slow_rank_is_drained(tmp_path: Path) -> None:
     assert seen.running.sent == [(signal.SIGTERM, (0, 1, 2))]
 
 
+def slow_saver(run: FakeRunning, seconds: float) -> None:
+    """A save every 5 s, which stops rank 0 for 4 s and the others for 1 s."""
+    saves, part = divmod(seconds, 5.0)
+    for rank in range(3):
+        stopped = 4.0 if rank == 0 else 1.0
+        saving = part < stopped
+        run.beat(rank, phase="save" if saving else "train", step=int(saves), blocked=stopped * (saves + (not saving)))
+    if seconds > 120:
+        for rank in range(3):
+            run.die(rank, 0)
+
+
+def test_a_rank_that_saves_take_long_is_told_of_and_kept(tmp_path: Path) -> None:
+    seen = Seen(tmp_path, slow_saver, can_drain=True, drain=True)
+    assert {told.rank for told in seen.told if told.event == "slow"} == {0}
+    assert seen.watched.ending.outcome == "finished"
+    assert seen.running.sent == []
+
+
 def test_a_slow_rank_is_kept_if_the_job_cannot_do_without_its_slot(tmp_path: Path) -> None:
     seen = Seen(tmp_path, slow_rank, can_drain=False, drain=True)
     assert seen.watched.ending.outcome == "finished"

@@ -103,8 +103,8 @@ def _judged(path: Path) -> str:
     return "valid"
 
 
-UNREAD = ("retired", "staged")
-"""Kinds of records that a reader does not look into: they are there or not."""
+UNREAD = ("attempt-end", "attempt-plan", "attempt-resumed", "retired", "staged")
+"""Kinds of records that a reader does not look into: they are there or not; a supervisor's are no part of a checkpoint."""
 
 
 def test_examples_are_accepted_and_refused() -> None:

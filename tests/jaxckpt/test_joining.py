@@ -163,7 +163,7 @@ def test_the_ranks_find_each_other_and_tell_of_themselves(tmp_path: Path) -> Non
 
 
 FAILING = """
-import multiprocessing, os, sys, time
+import multiprocessing.util, os, sys, time
 import jaxckpt
 
 sys.excepthook = lambda kind, error, trace: print("shown", kind.__name__, error, flush=True)

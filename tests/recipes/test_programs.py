@@ -14,7 +14,7 @@ from ckptcore import open_run
 from tests.processes import ROOT, Rank
 from tests.recipes.cluster import BASH, RECIPES, Cluster
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.whole
 TORCH, JAX = str(RECIPES / "train_torch.py"), str(RECIPES / "train_jax.py")
 LIMIT = 90
 
