@@ -19,13 +19,13 @@ from ckptcli.options import settings
 from ckptcli.text import plain
 from ckptcore.errors import CallError
 from ckptsupervise.deadlines import Deadlines
-from ckptsupervise.door import own_host
+from ckptsupervise.endpoint import own_host
 from ckptsupervise.engine import ElasticEngine
-from ckptsupervise.meeting import Waits
+from ckptsupervise.nodes_policy import NodesPolicy
 from ckptsupervise.outputs import write
 from ckptsupervise.policy import Policy
+from ckptsupervise.rendezvous import Waits
 from ckptsupervise.several import SuperviseNodes
-from ckptsupervise.standing import Standing
 from ckptsupervise.supervisor import Result, Supervise
 from ckptsupervise.telling import Told
 from ckptsupervise.watching import Asked, Limits
@@ -104,7 +104,7 @@ def supervise(
         max_restarts=max_restarts,
         grow_after=seconds(grow_after, what="--grow-after"),
     )
-    standing = Standing(policy=policy, nnodes=nnodes, min_nnodes=nnodes if min_nnodes is None else min_nnodes)
+    of_nodes = NodesPolicy(each=policy, nnodes=nnodes, min_nnodes=nnodes if min_nnodes is None else min_nnodes)
     shared: dict[str, Any] = {
         "store": given.store(run),
         "storage": given.storage,
@@ -118,7 +118,7 @@ def supervise(
     job = Supervise(policy=policy, **shared)
     if nnodes > 1:
         named, host = node or socket.gethostname(), address or own_host()
-        job = SuperviseNodes(standing=standing, node=named, host=host, waits=waits, **shared)
+        job = SuperviseNodes(policy=of_nodes, node=named, host=host, waits=waits, **shared)
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # what it warns of is told by ours
     with _signals(asked):
         return _status(job.run())

@@ -13,6 +13,7 @@ MAX_STACK = 65_536
 
 AttemptNumber = Annotated[int, Meta(ge=1, le=99_999_999)]
 ExitStatus = Annotated[int, Meta(ge=-255, le=255)]
+Token = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$(?!\n)")]
 Stack = Annotated[str, Meta(max_length=MAX_STACK)]
 
 
@@ -25,18 +26,22 @@ class Supervisor(Struct, frozen=True, kw_only=True):
 
 
 class Member(Struct, frozen=True, kw_only=True):
-    """A node that takes part in an attempt: its name, its supervisor's nonce, and `host:port` where that one is reached."""
+    """A node that takes part in an attempt: its name, its supervisor's nonce, and `host:port` where that one is reached.
+
+    `token`: by which others and it prove to each other that they can read the run.
+    """
 
     node: Word
     nonce: Nonce
     address: Word
+    token: Token
 
 
 class AttemptNode(Record, frozen=True, kw_only=True):
     """`supervision/<attempt>/nodes/<nonce>.json`: a node's supervisor is there for an attempt that nobody has planned yet.
 
-    `address`: `host:port` where it is reached. `slots`: how many it has. `started`: when it was. `since`: the oldest attempt of
-    the job that it has seen.
+    `address`: `host:port` where it is reached, `token`: by which it and others prove to each other that they can read the run.
+    `slots`: how many it has. `started`: when it was. `since`: the oldest attempt of the job that it has seen.
     """
 
     format: Literal["ckpt/attempt-node"] = "ckpt/attempt-node"
@@ -46,6 +51,7 @@ class AttemptNode(Record, frozen=True, kw_only=True):
     supervisor: Supervisor
     node: Word
     address: Word
+    token: Token
     slots: Annotated[int, Meta(ge=1, le=100_000)]
     started: Time
     since: AttemptNumber

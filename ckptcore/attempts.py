@@ -125,11 +125,12 @@ class Attempts:
         )
 
     def announce(
-        self, attempt: int, *, supervisor: Supervisor, node: str, address: str, slots: int, started: str, since: int
+        self, attempt: int, *, supervisor: Supervisor, node: str, address: str, token: str, slots: int, started: str, since: int
     ) -> AttemptNode:
         """Put that a node's supervisor, which was `started` then (`Clock.utc`), is there for an attempt.
 
-        `address`: `host:port` where others reach it. `slots`: how many it has. `since`: the oldest attempt that it has seen.
+        `address`: `host:port` where others reach it, `token`: by which they prove themselves there. `slots`: how many it has.
+        `since`: the oldest attempt that it has seen.
         """
         return self._put(
             names.attempt_node_key(attempt, supervisor.nonce),
@@ -140,6 +141,7 @@ class Attempts:
                 supervisor=supervisor,
                 node=_word(node),
                 address=_word(address),
+                token=token,
                 slots=slots,
                 started=started,
                 since=since,

@@ -5,7 +5,7 @@ stay the supervisor's. When a rank fails the engine sends SIGTERM to the others 
 A rank's parent is that thread, which lives as long as any rank: the kernel kills ranks whose supervisor has died.
 
 Of a job of several nodes the engine of each starts its own ranks and knows nothing of the others: which there are is agreed
-before (`ckptsupervise.meeting`), and one of its own rendezvous over all nodes could only say the same, or hang.
+before (`ckptsupervise.rendezvous`), and one of its own rendezvous over all nodes could only say the same, or hang.
 """
 
 from __future__ import annotations

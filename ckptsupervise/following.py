@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,11 +15,27 @@ from ckptcore.attempts import Member
 from ckptcore.clock import Clock
 from ckptsupervise import stacks
 from ckptsupervise.ending import Ending
+from ckptsupervise.endpoint import connect
 from ckptsupervise.engine import Running
 from ckptsupervise.links import TICK
 from ckptsupervise.timeline import Timeline
 from ckptsupervise.watching import LAST, LOOK, Asking, Watched
-from ckptsupervise.wire import Any, Channel, Ended, Finish, Finished, Go, Join, Kill, LinkLost, Signal, Stacks, State, Taken, Tick
+from ckptsupervise.wire import (
+    AnyMessage,
+    Channel,
+    Ended,
+    Finish,
+    Finished,
+    Go,
+    Join,
+    Kill,
+    LinkLost,
+    Signal,
+    Stacks,
+    State,
+    Taken,
+    Tick,
+)
 
 TELL = 0.5
 """Seconds between two reports of ranks that run; one that has ended is told at once."""
@@ -55,7 +71,7 @@ class Following:
         except LinkLost as error:
             return self._watched(str(error), launched)
         self._running: Running | None = None
-        self._inbox: queue.SimpleQueue[Any | LinkLost] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[AnyMessage | LinkLost] = queue.SimpleQueue()
         self._done, self._turned = threading.Event(), launched
         threads = [threading.Thread(target=work, args=(channel,), daemon=True) for work in (self._listen, self._tick)]
         for thread in threads:
@@ -76,8 +92,8 @@ class Following:
     def _join(self) -> Channel:
         for left in self.clock.polls(self.timeout, first=0.1, most=2.0):
             try:
-                channel = Channel.connect(self.leader.address, timeout=self.silence, silence=self.silence)
-                channel.send(Join(to=self.leader.nonce, nonce=self.nonce, attempt=self.attempt))
+                channel = connect(self.leader.address, self.leader.token, timeout=self.silence)
+                channel.send(Join(nonce=self.nonce, attempt=self.attempt))
             except LinkLost:
                 if left <= 0 or self.asked.signals:
                     raise
@@ -112,16 +128,20 @@ class Following:
             self._do(message, channel)
         return False
 
-    def _do(self, message: Any, channel: Channel) -> None:
+    def _do(self, message: AnyMessage, channel: Channel) -> None:
         if isinstance(message, Go) and self._running is None:
             self._running = self.start(message)
             self._timeline = Timeline(launched=self._running.launched, size=self.size)
         elif isinstance(message, Stacks):
-            channel.send(Taken(text=stacks.of_ranks(message.processes, self.folder)))
+            channel.send(Taken(text=stacks.of_ranks(self._processes(message.ranks), self.folder)))
         elif isinstance(message, Signal) and self._running is not None:
             self._running.send(message.number, message.ranks)
         elif isinstance(message, Kill) and self._running is not None:
             self._running.kill(message.ranks)
+
+    def _processes(self, ranks: Sequence[int]) -> dict[int, int]:
+        own = {} if self._running is None else self._running.processes()
+        return {rank: own[rank] for rank in ranks if rank in own}
 
     def _finished(self, message: Finish) -> Finished:
         left = [] if self._running is None else self._running.finish(message.timeout)

@@ -12,7 +12,7 @@ from ckptcore.clock import Clock
 from ckptcore.heartbeat import Beat
 from ckptsupervise.ending import LostNode
 from ckptsupervise.engine import Gone
-from ckptsupervise.wire import Any, Channel, Finished, LinkLost, State, Taken, Tick
+from ckptsupervise.wire import AnyMessage, Channel, Finished, LinkLost, State, Taken, Tick
 
 TICK = 1.0
 """Seconds between two signs of life of a supervisor."""
@@ -56,7 +56,7 @@ class Link:
         """The last words of its ranks, once it has finished."""
         return self.finished.words if self.finished else {}
 
-    def tell(self, message: Any) -> None:
+    def tell(self, message: AnyMessage) -> None:
         """Send a message; who cannot be told is lost."""
         try:
             if self.lost is None:
@@ -81,7 +81,7 @@ class Link:
         except LinkLost as error:
             self._lose(error)
 
-    def _take(self, message: Any) -> None:
+    def _take(self, message: AnyMessage) -> None:
         now = self._clock.monotonic()
         with self._changed:
             self._heard = now
@@ -119,7 +119,7 @@ class Links:
         """In the order in which they joined."""
         return self._links
 
-    def tell(self, message: Any) -> None:
+    def tell(self, message: AnyMessage) -> None:
         """Send a message to each."""
         for link in self._links:
             link.tell(message)

@@ -22,20 +22,20 @@ from ckptcore.names import GenerationId
 from ckptcore.store import Storage, Store
 from ckptsupervise.accounts import Accounts
 from ckptsupervise.attempt_parts import Parts
-from ckptsupervise.company import Company, Together, assemble
-from ckptsupervise.door import Door, free_port
 from ckptsupervise.ended import told_end
 from ckptsupervise.ending import Ending, LostNode
+from ckptsupervise.endpoint import Endpoint, free_port
 from ckptsupervise.engine import Engine, Running
 from ckptsupervise.explanation import explain
 from ckptsupervise.following import Following
 from ckptsupervise.guard import Guard
 from ckptsupervise.home import Home
+from ckptsupervise.leading import AskedOnNodes, RunningOnNodes, assemble
 from ckptsupervise.links import Links
-from ckptsupervise.meeting import Meeting, Over, Waits
+from ckptsupervise.nodes_policy import NodesPolicy
 from ckptsupervise.orders import Group, Order
+from ckptsupervise.rendezvous import Over, Rendezvous, Waits
 from ckptsupervise.room import Room
-from ckptsupervise.standing import Standing
 from ckptsupervise.supervisor import Result
 from ckptsupervise.telling import Event, Listener, Told
 from ckptsupervise.timeline import Instant, Timeline
@@ -47,13 +47,13 @@ from ckptsupervise.wire import Finish, Go, joined, split
 class SuperviseNodes:
     """Supervises the part of a job that runs on this `node`, which the others reach at `host`.
 
-    As `Supervise`; `standing` has the policy, which has to be the same on all nodes.
+    As `Supervise`; `policy` has to be the same on all nodes.
     """
 
     store: Store
     storage: Storage
     command: Sequence[str]
-    standing: Standing
+    policy: NodesPolicy
     limits: Limits
     engine: Engine
     node: str
@@ -67,23 +67,23 @@ class SuperviseNodes:
     def run(self) -> Result:
         """Supervise to the end. Raises `CallError` if `host` is no address of this node, `StoreError` if the store is away."""
         own = Supervisor(nonce=self.clock.nonce(), host=socket.gethostname(), pid=os.getpid())
-        door = Door(self.host, own.nonce, silence=self.waits.silence)
+        endpoint = Endpoint(self.host, silence=self.waits.silence)
         try:
             home = Home.make(self.store.url, own.nonce, top=self.top)
             try:
                 with Guard(home.path):
-                    return _Part(self, own, home, door).run()
+                    return _Part(self, own, home, endpoint).run()
             finally:
                 home.close()
         finally:
-            door.close()
+            endpoint.close()
 
 
 class _Part:
     """One run of the loop, on one node."""
 
-    def __init__(self, job: SuperviseNodes, own: Supervisor, home: Home, door: Door) -> None:
-        self._job, self._own, self._home, self._door, self._clock = job, own, home, door, job.clock
+    def __init__(self, job: SuperviseNodes, own: Supervisor, home: Home, endpoint: Endpoint) -> None:
+        self._job, self._own, self._home, self._endpoint, self._clock = job, own, home, endpoint, job.clock
         self._accounts = Accounts(
             job.store,
             own,
@@ -92,15 +92,16 @@ class _Part:
             hurried=lambda: bool(job.asked.signals),
             clock=job.clock,
         )
-        self._places = job.standing.policy.nproc
+        self._places = job.policy.each.nproc
         self._lost: tuple[int, Watched] | None = None
-        self._meeting = Meeting(
+        self._rendezvous = Rendezvous(
             accounts=self._accounts,
             own=own,
             node=job.node,
-            address=door.address,
+            address=endpoint.address,
+            token=endpoint.token,
             slots=self._places,
-            standing=job.standing,
+            policy=job.policy,
             waits=job.waits,
             asked=job.asked,
             clock=job.clock,
@@ -121,7 +122,7 @@ class _Part:
                 raise
             result = self._result(Over(reason="preempted", message="told to stop"))
         finally:
-            self._meeting.close()
+            self._rendezvous.close()
             self._accounts.close()
         event: Event = "given-up" if result.reason == "no-progress" else result.reason
         self._tell(event, result.message, details=list(result.details))
@@ -129,11 +130,11 @@ class _Part:
 
     def _attempts(self) -> Result:
         while True:
-            plan = self._meeting.meet()
+            plan = self._rendezvous.meet()
             if isinstance(plan, Over):
                 return self._result(plan)
             taken = self._take_part(Parts(plan))
-            self._meeting.done = plan.attempt
+            self._rendezvous.done(plan.attempt)
             if taken is not None:
                 return Result(reason="superseded", message=taken)
 
@@ -149,9 +150,9 @@ class _Part:
     def _lead(self, parts: Parts) -> str | None:
         plan, links = parts.plan, Links()
         before = self._accounts.load()
-        asked = Together(self._job.asked, self._job.node, links)
+        asked = AskedOnNodes(self._job.asked, self._job.node, links)
         try:
-            lost = assemble(parts, self._door, links, asked, timeout=self._job.waits.assemble, clock=self._clock)
+            lost = assemble(parts, self._endpoint, links, asked, timeout=self._job.waits.assemble, clock=self._clock)
             watched = self._unlaunched(plan, lost) if lost or asked.signals else self._watched(parts, before, links, asked)
             if lost or not watched.timeline.beats:
                 links.tell(Finish(timeout=LAST))
@@ -159,31 +160,31 @@ class _Part:
         finally:
             links.close()
 
-    def _watched(self, parts: Parts, attempts: Sequence[Attempt], links: Links, asked: Together) -> Watched:
+    def _watched(self, parts: Parts, attempts: Sequence[Attempt], links: Links, asked: AskedOnNodes) -> Watched:
         job, plan = self._job, parts.plan
-        history = self._meeting.history([each for each in attempts if each.number < plan.attempt])
-        host = split(self._door.address)[0]
+        history = self._rendezvous.history([each for each in attempts if each.number < plan.attempt])
+        host = split(self._endpoint.address)[0]
         go = Go(master=joined(host, free_port(host)), coordinator=joined(host, free_port(host)))
         links.tell(go)
-        company = Company(self._start(parts, go), links, clock=self._clock)
+        running = RunningOnNodes(self._start(parts, go), links, clock=self._clock)
         message = f"attempt {plan.attempt}: {plan.processes} ranks on {', '.join(each.node for each in plan.members)}"
         self._tell("launched", f"{message}, from {plan.committed or 'the beginning'}", attempt=plan.attempt, slots=plan.slots)
         with Room(lambda: self._room(plan, history), pause=job.waits.look) as room:
             return Watch(
-                company,
+                running,
                 Order(command=[], attempt=plan.attempt, slots=plan.slots, places=0, folder=self._home.attempt(plan.attempt)),
                 job.limits,
                 asked,
                 target=max((each.end.last_step or 0 for each in attempts if each.end is not None), default=0),
                 grows_at=self._grows_at(plan, history),
-                can_drain=job.standing.can_drop(plan),
+                can_drain=job.policy.can_drop(plan),
                 listener=job.listener,
                 on_recovered=lambda timeline: self._accounts.recovered(plan.attempt, timeline, self._now()),
                 clock=self._clock,
-                take_stacks=company.stacks,
-                read=company.beats,
+                take_stacks=running.stacks,
+                read=running.beats,
                 room=room.why,
-                lost=company.lost,
+                lost=running.lost,
             ).run()
 
     def _unlaunched(self, plan: AttemptPlan, lost: LostNode | None) -> Watched:
@@ -196,7 +197,7 @@ class _Part:
         taken = self._taken(plan, watched)
         if taken is not None:
             watched = replace(watched, ending=replace(watched.ending, outcome="superseded"))
-        elif watched.ending.outcome == "preempted" and len(plan.members) - len(leaving) >= self._job.standing.min_nnodes:
+        elif watched.ending.outcome == "preempted" and len(plan.members) - len(leaving) >= self._job.policy.min_nnodes:
             outcome = "resized" if watched.ending.kind is None else "failed"  # the others go on
             watched = replace(watched, ending=replace(watched.ending, outcome=outcome))
         committed = self._accounts.committed() if taken is not None else self._settled()
@@ -217,11 +218,11 @@ class _Part:
         """Why to go on with other nodes; asked in a thread of its own, and so with accounts of its own."""
         waiting = Attempts(self._job.store).announced(plan.attempt + 1)
         now = datetime.fromisoformat(self._clock.utc()).timestamp()
-        return self._job.standing.room(history, plan, self._meeting.reached(waiting), now) if waiting else ""
+        return self._job.policy.room(history, plan, self._rendezvous.reached(waiting), now) if waiting else ""
 
     def _grows_at(self, plan: AttemptPlan, history: Sequence[Attempt]) -> float | None:
         instant, nodes = self._now(), self._accounts.announced(plan.attempt)
-        at = self._job.standing.grows_at(history, plan, {each.node: each.slots for each in nodes})
+        at = self._job.policy.grows_at(history, plan, {each.node: each.slots for each in nodes})
         return None if at is None else at - instant.utc + instant.monotonic
 
     # As another node

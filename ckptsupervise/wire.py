@@ -1,17 +1,18 @@
 """What supervisors of several nodes say to each other: a line of JSON for each message, over one connection a node and attempt.
 
-Each message is one of the types below. Whoever opens a connection names the nonce of the supervisor that it wants, which only
-those know who can read the run. Nothing is ever waited for without an end: a side that has heard nothing for the time that it
-gives the other takes the link for cut.
+Each message is one of the types below, and has a length at most. It has to be whole in the time that a side gives the other,
+which is taken for gone otherwise: nothing is waited for without an end. Before anything else both prove that they belong to the
+job (`handshake`).
 """
 
 from __future__ import annotations
 
 import socket
 import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import BinaryIO, Self
+from typing import Self
 
 import msgspec
 from msgspec import Struct
@@ -21,25 +22,30 @@ from ckptcore.heartbeat import Beat
 MOST = 2**24
 """Bytes of a message at most."""
 
+PIECE = 2**16
+"""Bytes that are received at a time."""
+
 
 class Message(Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
     """One line."""
 
 
-class Ping(Message, frozen=True, tag="ping"):
-    """Is the supervisor with the nonce `to` there?"""
+class Challenge(Message, frozen=True, tag="challenge"):
+    """From who listens: prove it of this `number`."""
 
-    to: str
+    number: str
 
 
-class Pong(Message, frozen=True, tag="pong"):
-    """It is."""
+class Proof(Message, frozen=True, tag="proof"):
+    """The `proof` of the other's number and of this side's."""
+
+    number: str
+    proof: str
 
 
 class Join(Message, frozen=True, tag="join"):
-    """The supervisor `nonce` is ready for its part of `attempt`, which `to` leads. From here on both sides tick."""
+    """The supervisor `nonce` is ready for its part of `attempt`. From here on both sides tick."""
 
-    to: str
     nonce: str
     attempt: int
 
@@ -92,9 +98,9 @@ class Kill(Message, frozen=True, tag="kill"):
 
 
 class Stacks(Message, frozen=True, tag="stacks"):
-    """Take the stacks of processes of that node, by rank."""
+    """Take the stacks of ranks of that node."""
 
-    processes: dict[int, int]
+    ranks: list[int]
 
 
 class Taken(Message, frozen=True, tag="taken"):
@@ -117,8 +123,8 @@ class Finished(Message, frozen=True, tag="finished"):
     words: dict[int, str]
 
 
-Any = Ping | Pong | Join | Tick | Go | State | Signal | Kill | Stacks | Taken | Finish | Finished
-_decoder = msgspec.json.Decoder(Any)
+AnyMessage = Challenge | Proof | Join | Tick | Go | State | Signal | Kill | Stacks | Taken | Finish | Finished
+_decoder = msgspec.json.Decoder(AnyMessage)
 
 
 class LinkLost(Exception):
@@ -127,28 +133,32 @@ class LinkLost(Exception):
 
 @dataclass
 class Channel:
-    """One connection. `silence`: seconds without a message after which the other side is taken for gone."""
+    """One connection. `silence`: seconds without a message after which the other side is taken for gone.
+
+    One thread receives; any may send.
+    """
 
     connection: socket.socket
     silence: float
-    _file: BinaryIO = field(init=False)
+    _reader: socket.socket = field(init=False)
+    _unread: bytearray = field(default_factory=bytearray)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.connection.settimeout(self.silence)
         self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._file = self.connection.makefile("rb")
+        self._reader = self.connection.dup()  # with a time-out of its own, beside that of who sends
 
     @classmethod
-    def connect(cls, address: str, *, timeout: float, silence: float) -> Self:
-        """Connect to `host:port`. Raises `LinkLost`."""
+    def connect(cls, address: str, *, timeout: float) -> Self:
+        """Connect to `host:port`; `timeout` is its `silence`, too. Raises `LinkLost`."""
         host, port = split(address)
         try:
-            return cls(socket.create_connection((host, port), timeout), silence)
+            return cls(socket.create_connection((host, port), timeout), timeout)
         except OSError as error:
             raise LinkLost(f"cannot be reached at {address}: {error.strerror or error}") from error
 
-    def send(self, message: Any) -> None:
+    def send(self, message: AnyMessage) -> None:
         """Send one message, whole. Raises `LinkLost`, also if the other side takes too long to take it."""
         try:
             with self._lock:
@@ -156,26 +166,47 @@ class Channel:
         except (OSError, ValueError) as error:
             raise LinkLost(f"the link is lost: {error}") from error
 
-    def receive(self) -> Any:
-        """The next message. Raises `LinkLost`."""
-        try:
-            line = self._file.readline(MOST)
-        except TimeoutError as error:
-            raise LinkLost(f"no sign of life for {self.silence:g} s") from error
-        except (OSError, ValueError) as error:
-            raise LinkLost(f"the link is lost: {error}") from error
-        if not line.endswith(b"\n"):
-            raise LinkLost("its supervisor has closed the link, or died")
+    def receive(self, most: int = MOST) -> AnyMessage:
+        """The next message, of `most` bytes. Raises `LinkLost`, also if it is not whole after `silence` seconds."""
+        line = self._line(most)
         try:
             return _decoder.decode(line)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise LinkLost(f"says what makes no sense: {error}") from error
+
+    def _line(self, most: int) -> bytes:
+        until, looked = time.monotonic() + self.silence, 0
+        while (end := self._unread.find(b"\n", looked)) < 0 and len(self._unread) <= most:
+            looked = len(self._unread)
+            self._unread += self._read(until - time.monotonic())
+        if not 0 <= end <= most:
+            raise LinkLost(f"says more than {most} bytes at a time")
+        line = bytes(self._unread[:end])
+        del self._unread[: end + 1]
+        return line
+
+    def _read(self, seconds: float) -> bytes:
+        try:
+            self._reader.settimeout(max(seconds, 1e-3))
+            data = self._reader.recv(PIECE)
+        except TimeoutError as error:
+            raise LinkLost(f"no sign of life for {self.silence:g} s") from error
+        except OSError as error:
+            raise LinkLost(f"the link is lost: {error}") from error
+        if not data:
+            raise LinkLost("its supervisor has closed the link, or died")
+        return data
+
+    def give(self, seconds: float) -> None:
+        """Wait for that long from now on, both to send and to receive."""
+        self.silence = seconds
+        self.connection.settimeout(seconds)
 
     def close(self) -> None:
         """Close it; who waits in `receive` is told."""
         with suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
-        self._file.close()  # it has a share in the connection
+        self._reader.close()
         self.connection.close()
 
 

@@ -50,11 +50,11 @@ LAYERS: dict[str, list[str]] = {
     ],
     "ckptsupervise": [
         "__init__ attempt_parts deadlines explanation lastwords outputs policy procfs rank room stragglers telling wire",
-        "door ending leftovers orders stacks standing timeline",
-        "engine guard home",
+        "ending handshake leftovers nodes_policy orders stacks timeline",
+        "endpoint engine guard home",
         "links watching",
-        "accounts company ended following",
-        "meeting supervisor",
+        "accounts ended following leading",
+        "rendezvous supervisor",
         "several",
     ],
     "ckptcli": [

@@ -27,6 +27,7 @@ from tests.ckptcore.support import Job, contents, file_store
 from tests.spec.checker import check_run
 
 OTHER = Supervisor(nonce="0123456789abcdef", host="trainer-8", pid=1)
+TOKEN = "0a" * 32
 WHERE: dict[str, Any] = {"slots": [0, 1], "nodes": ["a", "a"], "cause": "start"}
 TIMES: dict[str, Any] = {"detected": moment(1), "stopped": moment(2)}
 
@@ -65,7 +66,7 @@ def test_nodes_announce_themselves(place: Path) -> None:
     """That takes no number, and of two supervisors of one node the one that was started last counts."""
     store = file_store(place)
     attempts = Attempts(store, clock=At())
-    facts: dict[str, Any] = {"address": "10.0.0.7:5", "slots": 8, "since": 1}
+    facts: dict[str, Any] = {"address": "10.0.0.7:5", "token": TOKEN, "slots": 8, "since": 1}
     put = [
         attempts.announce(3, supervisor=OTHER, node="b", started="2026-01-31T12:00:00.000000Z", **facts),
         attempts.announce(3, supervisor=OWNER, node="b", started="2026-01-31T11:00:00.000000Z", **facts),
@@ -80,7 +81,7 @@ def test_nodes_announce_themselves(place: Path) -> None:
 def test_an_announcement_under_another_nonce_is_passed_over(place: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = file_store(place)
     put = Attempts(store).announce(
-        1, supervisor=OTHER, node="b", address="b:1", slots=1, started="2026-01-31T12:00:00.000000Z", since=1
+        1, supervisor=OTHER, node="b", address="b:1", token=TOKEN, slots=1, started="2026-01-31T12:00:00.000000Z", since=1
     )
     store.put_if_absent(names.attempt_node_key(1, OWNER.nonce), records.encode(put))
     assert Attempts(store).announced(1) == [put]
@@ -228,7 +229,7 @@ def test_what_an_attempt_cannot_say(record: records.Record, words: str) -> None:
 
 @pytest.mark.parametrize("nodes", [["a", "b", "a"], ["a", "a", "a"], ["b", "a", "a"]])
 def test_members_are_the_nodes_of_the_ranks(place: Path, nodes: list[str]) -> None:
-    members = [Member(node=name, nonce=OTHER.nonce, address=f"{name}:1") for name in "ab"]
+    members = [Member(node=name, nonce=OTHER.nonce, address=f"{name}:1", token=TOKEN) for name in "ab"]
     attempts = Attempts(file_store(place))
     with pytest.raises(InvalidRecord, match="ranks"):
         attempts.plan(1, supervisor=OTHER, slots=[0, 1, 2], nodes=nodes, cause="start", members=members)

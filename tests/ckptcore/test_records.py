@@ -175,6 +175,7 @@ EXAMPLES: dict[str, Record] = {
         supervisor=PLAN.supervisor,
         node="trainer-8",
         address="10.0.0.8:41234",
+        token="8b" * 32,
         slots=8,
         started=PLAN.created,
         since=1,

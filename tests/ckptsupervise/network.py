@@ -99,6 +99,13 @@ class Machines:
             assert time.monotonic() < deadline, "\n".join(rank.output for rank in self.started)
             time.sleep(0.1)
 
+    def wait_until_one_trains(self, number: int, timeout: float = 60.0) -> None:
+        """Fails if that attempt is not of one machine alone, and trains, after `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while not any(each.number == number and len(each.plan.members) == 1 and each.resumed for each in self.attempts):
+            assert time.monotonic() < deadline, "\n".join(rank.output for rank in self.started)
+            time.sleep(0.1)
+
     def check(self) -> None:
         """What is committed is whole."""
         run = ckptcore.open_run(self.run)

@@ -17,11 +17,11 @@ from ckptcore.clock import Clock
 from ckptcore.heartbeat import Beat
 from ckptcore.store import Storage
 from ckptsupervise.engine import Gone
-from ckptsupervise.meeting import Waits
+from ckptsupervise.nodes_policy import NodesPolicy
 from ckptsupervise.orders import Order
 from ckptsupervise.policy import Policy
+from ckptsupervise.rendezvous import Waits
 from ckptsupervise.several import SuperviseNodes
-from ckptsupervise.standing import Standing
 from ckptsupervise.supervisor import Result
 from ckptsupervise.telling import Told
 from ckptsupervise.watching import Asked, Limits
@@ -109,7 +109,7 @@ class Played:
 class Node:
     """A supervisor. `orders`: of the attempts in which it had a part."""
 
-    def __init__(self, job: Nodes, name: str, scripts: Sequence[Script], standing: Standing) -> None:
+    def __init__(self, job: Nodes, name: str, scripts: Sequence[Script], rules: NodesPolicy) -> None:
         self.name, self.scripts, self.asked, self.clock = name, scripts, Asked(), Mortal()
         self.told: list[Told] = []
         self.orders: list[Order] = []
@@ -119,7 +119,7 @@ class Node:
             store=file_store(job.place / "run"),
             storage=Storage(),
             command=["train"],
-            standing=standing,
+            policy=rules,
             limits=Limits(patience=0.2),
             engine=self,
             node=name,
@@ -182,8 +182,8 @@ class Nodes:
 
     def start(self, name: str, *scripts: Script, nnodes: int = 2, min_nnodes: int = 1, **policy: Any) -> Node:
         """Start a node's supervisor."""
-        standing = Standing(policy=Policy(**{"nproc": 2, "min_nproc": 2, **policy}), nnodes=nnodes, min_nnodes=min_nnodes)
-        self.started.append(Node(self, name, scripts or (train,), standing))
+        rules = NodesPolicy(each=Policy(**{"nproc": 2, "min_nproc": 2, **policy}), nnodes=nnodes, min_nnodes=min_nnodes)
+        self.started.append(Node(self, name, scripts or (train,), rules))
         return self.started[-1]
 
     @property

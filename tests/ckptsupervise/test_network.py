@@ -12,7 +12,7 @@ from ckptcore.attempts import Attempt, AttemptIncident
 from tests.ckptsupervise.network import Machines, Unavailable, machines
 from tests.processes import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.whole, pytest.mark.timeout(240)]
 ELASTIC = ("--min-nnodes", "1", "--join", "1s", "--silence", "4s")
 HERE = ROOT / "tests" / "ckptsupervise"
 
@@ -72,6 +72,25 @@ def test_the_link_is_cut_and_mended(net: Machines) -> None:
     told = incident(net.attempts[0])
     assert (told.kind, told.node, told.message) == ("node", "b", "no sign of life for 3 s")
     net.wait_until_none_runs()
+
+
+def test_of_two_that_are_cut_apart_one_goes_on_until_they_meet_again(net: Machines) -> None:
+    """Each would be enough. The one that has lost the number does not take the run from the other."""
+    a, b = (net.start(name, toy(net), *ELASTIC) for name in "ab")
+    net.wait_until_both_train()
+    before = len(net.attempts)
+    net.link(up=False)
+    net.wait_until_one_trains(before + 1)
+    waiting = b if net.members()[-1] == ["a"] else a
+    waiting.wait_for("cannot be reached from here")
+    net.link(up=True)
+    net.wait_until_both_train()
+    for each in (a, b):
+        each.send(signal.SIGTERM)
+    assert [each.wait() for each in (a, b)] == [143, 143], f"{a.output}\n{b.output}"
+    assert [len(each) for each in net.members()[before - 1 :]] == [2, 1, 2]
+    net.wait_until_none_runs()
+    net.check()
 
 
 def test_torch_goes_on_without_a_node(net: Machines) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ckptcore.attempts import Attempts, Supervisor
-from ckptsupervise import following, meeting
+from ckptsupervise import following, rendezvous
 from tests.ckptcore.support import file_store
 from tests.ckptsupervise.nodes import Nodes, done, failing, nodes, train
 
@@ -104,13 +104,14 @@ def test_a_spare_node_leaves_a_job_alone_that_is_led(job: Nodes) -> None:
 
 
 def test_of_two_that_plan_one_wins(job: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither reaches the other, and each takes itself for the only one."""
-    monkeypatch.setattr(meeting, "answers", lambda *_, **__: False)
-    job.waits = replace(job.waits, silence=1e6)
-    found = [job.start(name, done(1)) for name in "ab"]
+    """Neither reaches the other, and each takes itself for the only one. Who loses does not take the run then."""
+    monkeypatch.setattr(rendezvous, "answers", lambda *_, **__: False)
+    job.waits = replace(job.waits, silence=0.5, enough=30.0)
+    found = [job.start(name, done(3)) for name in "ab"]
     assert {node.result.reason for node in found if node.join() and node.result} == {"finished"}
     assert len(job.attempts) == 1
     assert sorted(len(node.orders) for node in found) == [0, 1]
+    assert any("cannot be reached from here" in each for node in found for each in node.said)
 
 
 def test_a_node_is_told_to_stop_and_the_others_go_on(job: Nodes) -> None:

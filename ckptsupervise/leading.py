@@ -5,6 +5,7 @@ It looks like an attempt on one node to whoever watches it: which rank failed fi
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,15 +14,15 @@ from ckptcore.clock import Clock
 from ckptcore.heartbeat import Beat
 from ckptsupervise import stacks
 from ckptsupervise.attempt_parts import Parts
-from ckptsupervise.door import Door
 from ckptsupervise.ending import LostNode
+from ckptsupervise.endpoint import Endpoint
 from ckptsupervise.engine import Gone, Running
 from ckptsupervise.links import Link, Links, merged
 from ckptsupervise.watching import Asking
 from ckptsupervise.wire import Finish, Kill, Signal, Stacks
 
 
-class Company:
+class RunningOnNodes:
     """`Running` on all nodes: `local` are this one's ranks, `links` lead to the others."""
 
     def __init__(self, local: Running, links: Links, *, clock: Clock) -> None:
@@ -92,9 +93,9 @@ class Company:
         """The stacks of ranks, each taken on its node."""
         asked: list[Link] = []
         for link in self._links.all():
-            theirs = {rank: pid for rank, pid in pids.items() if rank in link.ranks}
+            theirs = [rank for rank in pids if rank in link.ranks]
             if theirs:
-                link.tell(Stacks(processes=theirs))
+                link.tell(Stacks(ranks=theirs))
                 asked.append(link)
         own = {rank: pid for rank, pid in pids.items() if self._link(rank) is None}
         text = [stacks.of_ranks(own, folder)] if own else []
@@ -114,7 +115,7 @@ class Company:
         return next((link for link in self._links.all() if rank in link.ranks), None)
 
 
-class Together:
+class AskedOnNodes:
     """The signals that ask a job of several nodes to stop: those of the node that had most."""
 
     def __init__(self, own: Asking, node: str, links: Links) -> None:
@@ -125,7 +126,7 @@ class Together:
         """As many as that node had."""
         counts = [link.state.asked for link in self._links.all()]
         most = max([len(self._own.signals), *counts])
-        return list(self._own.signals) + [15] * (most - len(self._own.signals))
+        return list(self._own.signals) + [signal.SIGTERM] * (most - len(self._own.signals))
 
     def nodes(self) -> list[str]:
         """Whose supervisor was asked to stop."""
@@ -133,7 +134,7 @@ class Together:
         return own + [link.member.node for link in self._links.all() if link.state.asked]
 
 
-def assemble(parts: Parts, door: Door, links: Links, asked: Asking, *, timeout: float, clock: Clock) -> LostNode | None:
+def assemble(parts: Parts, endpoint: Endpoint, links: Links, asked: Asking, *, timeout: float, clock: Clock) -> LostNode | None:
     """Wait until all other members have joined the attempt; who has not, after `timeout` seconds, is lost.
 
     None as well if somebody was asked to stop meanwhile.
@@ -142,7 +143,7 @@ def assemble(parts: Parts, door: Door, links: Links, asked: Asking, *, timeout: 
     missing = {member.node: member for member in parts.plan.members[1:]}
     for left in clock.polls(timeout, first=0.02, most=0.2):
         for node, member in list(missing.items()):
-            channel = door.take(parts.plan.attempt, member.nonce)
+            channel = endpoint.take(parts.plan.attempt, member.nonce)
             if channel is not None:
                 links.add(Link(member, parts.ranks(node), channel, clock))
                 del missing[node]

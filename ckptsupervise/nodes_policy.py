@@ -38,13 +38,13 @@ class Choice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class NodesPolicy:
     """The policy of a job of `nnodes` nodes if all is well, `min_nnodes` at least, and on each as `policy` says.
 
     Raises `CallError` for what cannot be.
     """
 
-    policy: Policy
+    each: Policy
     nnodes: int
     min_nnodes: int
 
@@ -98,15 +98,15 @@ class Standing:
     def can_drop(self, plan: AttemptPlan) -> bool:
         """Whether the job would go on without any one of its slots."""
         parts = Parts(plan)
-        spare = all(len(parts.slots(name)) > self.policy.min_nproc for name in set(plan.nodes))
+        spare = all(len(parts.slots(name)) > self.each.min_nproc for name in set(plan.nodes))
         return spare or len(plan.members) > self.min_nnodes
 
     def _of_nodes(self, names: Sequence[str]) -> Policy:
         """The policy for nodes, which are numbered by name."""
-        return replace(self.policy, nproc=len(names), min_nproc=min(self.min_nnodes, len(names)))
+        return replace(self.each, nproc=len(names), min_nproc=min(self.min_nnodes, len(names)))
 
     def _of_slots(self, places: int) -> Policy:
-        return replace(self.policy, nproc=places, min_nproc=min(self.policy.min_nproc, places))
+        return replace(self.each, nproc=places, min_nproc=min(self.each.min_nproc, places))
 
     def _slots(self, history: Sequence[Attempt], node: AttemptNode, now: float) -> tuple[int, ...]:
         return self._of_slots(node.slots).available(self._pasts_on(history, node.node), now)
@@ -124,7 +124,7 @@ class Standing:
         told = end.incident
         if told is None or told.node is None or told.node not in names:
             return None
-        spare = told.slot is not None and attempt.plan.nodes.count(told.node) > self.policy.min_nproc
+        spare = told.slot is not None and attempt.plan.nodes.count(told.node) > self.each.min_nproc
         return None if spare else names.index(told.node)
 
     def _pasts_on(self, history: Sequence[Attempt], name: str) -> list[Past]:

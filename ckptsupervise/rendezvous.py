@@ -2,7 +2,8 @@
 
 Each announces itself for it. The first by name of those that can be reached plans, once all are there, or enough are and the
 others had their time: the plan that is stored is what everybody goes by. An attempt is not planned while the one before is led by
-somebody who can be reached, be it from another node. Who is not in a plan waits for the next.
+somebody who can be reached, be it from another node. Who is not in a plan waits for the next; if it has been there and reaches
+nobody who is, it takes itself for cut off, so that two parts of a job do not take the run from each other in turn.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from ckptcore.clock import Clock
 from ckptcore.names import GenerationId
 from ckptsupervise.accounts import Accounts, taken_by
 from ckptsupervise.attempt_parts import Parts
-from ckptsupervise.door import answers
+from ckptsupervise.endpoint import answers
+from ckptsupervise.nodes_policy import Choice, NodesPolicy, since
 from ckptsupervise.policy import Stop
-from ckptsupervise.standing import Choice, Standing, since
 from ckptsupervise.watching import LOOK, Asking
 
 
@@ -28,8 +29,8 @@ from ckptsupervise.watching import LOOK, Asking
 class Waits:
     """How long nodes wait for each other, in seconds.
 
-    `join`: for more of them, once enough are there. `enough`: until enough are. `assemble`: for those that a plan names to come.
-    `silence`: until one that says nothing is lost. `look`: between two looks into the store, at most.
+    `join`: for more of them, once enough are there. `enough`: until enough are, or are reached again. `assemble`: for those that
+    a plan names to come. `silence`: until one that says nothing is lost. `look`: between two looks into the store, at most.
     """
 
     join: float = 30.0
@@ -49,34 +50,35 @@ class Over:
 
 
 @dataclass
-class Meeting:
-    """This node's part in agreeing. `slots`: how many it has. `close_open`: records the end of an attempt that nobody leads.
+class Rendezvous:
+    """This node's part in agreeing. `address`, `token`: what others need to reach it. `slots`: how many it has.
 
-    `settle`: commits what can be, and returns the resume point.
+    `close_open`: records the end of an attempt that nobody leads. `settle`: commits what can be, and returns the resume point.
     """
 
     accounts: Accounts
     own: Supervisor
     node: str
     address: str
+    token: str
     slots: int
-    standing: Standing
+    policy: NodesPolicy
     waits: Waits
     asked: Asking
     clock: Clock
     tell: Callable[[str], None]
     close_open: Callable[[Attempt], None]
     settle: Callable[[], GenerationId | None]
-    done: int = 0
-    """The newest attempt in which this supervisor has had its part."""
+    _done: tuple[int, float] = (0, 0.0)
     _started: str = ""
     _since: int = 0
     _arrived: int = 0
+    _reached: int = 0
     _opened: tuple[int, float] = (0, 0.0)
     _silent: tuple[int, float] | None = None
     _announced: int = 0
     _told: str = ""
-    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(32, "pings"))
+    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(32, "answers"))
 
     def meet(self) -> AttemptPlan | Over:
         """Wait for the next attempt that this node has a part in, and plan it if that is up to this one."""
@@ -88,6 +90,10 @@ class Meeting:
             self._sleep(self.clock.varied(pause))
             pause = min(pause * 1.25, self.waits.look)
         return Over(reason="preempted", message="told to stop")
+
+    def done(self, attempt: int) -> None:
+        """This supervisor has had its part in that attempt."""
+        self._done = (attempt, self.clock.monotonic())
 
     def close(self) -> None:
         """No more of it."""
@@ -107,25 +113,37 @@ class Meeting:
         newest = attempts[-1] if attempts else None
         if self._since == 0:
             self._arrive(newest, number)
-        if newest is not None and newest.number > self._arrived and newest.number > self.done:
-            over = self._replaced(newest)
-            if over is not None:
-                return over
-            if newest.end is None and Parts(newest.plan).member(self.own.nonce):
-                return newest.plan
-        is_open = newest is not None and newest.end is None
-        if newest is not None and is_open and self._is_led(newest):
+        if newest is not None and newest.number > max(self._arrived, self._done[0]):
+            found = self._replaced(newest) or self._own_part(newest)
+            if found is not None:
+                return found
+        if newest is not None and newest.end is None and self._is_led(newest):
             self._opened = (number, self.clock.monotonic())
-            if newest.number != self.done:
-                self._announce(number)  # it is seen, and the attempt ended for it
-                self._say(f"attempt {newest.number} runs on {', '.join(each.node for each in newest.plan.members)}")
-                return self._namesake(self.accounts.announced(number))
-            return None
-        if newest is not None and not is_open:
-            stop = self.standing.stop(self.history(attempts), self._utc())
+            return self._overdue(newest) if newest.number == self._done[0] else self._look_on(newest, number)
+        if newest is not None and newest.end is not None:
+            stop = self.policy.stop(self.history(attempts), self._utc())
             if stop is not None:
                 return _over(stop, self.history(attempts))
         return self._gather(attempts, number)
+
+    def _own_part(self, newest: Attempt) -> AttemptPlan | None:
+        return newest.plan if newest.end is None and Parts(newest.plan).member(self.own.nonce) else None
+
+    def _look_on(self, newest: Attempt, number: int) -> Over | None:
+        """An attempt runs without this node. It announces itself for the next one: that is seen, and this one ended for it."""
+        self._announce(number)
+        away = "" if self._silent is None else f", and {Parts(newest.plan).leader.node} cannot be reached from here"
+        self._say(f"attempt {newest.number} runs on {', '.join(each.node for each in newest.plan.members)}{away}")
+        return self._namesake(self.accounts.announced(number))
+
+    def _overdue(self, newest: Attempt) -> Over | None:
+        """An attempt has ended here, and whoever leads it lives, but does not record its end."""
+        waited = self.clock.monotonic() - self._done[1]
+        if waited < self.waits.enough:
+            return None
+        leader = Parts(newest.plan).leader.node
+        message = f"attempt {newest.number} ended here {waited:.0f} s ago, and node {leader}, which led it, does not say how"
+        return Over(reason="no-progress", message=message)
 
     def _gather(self, attempts: Sequence[Attempt], number: int) -> AttemptPlan | Over | None:
         """With the attempt before over, or lost: wait for the others, and plan if this node is the first that is there."""
@@ -140,7 +158,7 @@ class Meeting:
         first = next((each for each in others if each.node < self.node and self._lives(each)), None)
         if first is None:
             present = self.reached(others)
-            if len(present) >= self.standing.min_nnodes:
+            if len(present) >= self.policy.min_nnodes:
                 ready = self._is_complete(attempts, present) or waited >= self.waits.join
                 return self._plan(attempts, number, present) if ready else self._say_missing(others, present, number)
             self._say_missing(others, present, number)
@@ -157,7 +175,7 @@ class Meeting:
             return None  # and look again
         history = self.history(attempts, present)
         committed = self.settle()
-        found = self.standing.decide(history, present, self._utc(), self.clock.varied(1.0) - 0.5)
+        found = self.policy.decide(history, present, self._utc(), self.clock.varied(1.0) - 0.5)
         if isinstance(found, Stop):
             return _over(found, history)
         if found.delay > 0:
@@ -199,43 +217,53 @@ class Meeting:
         if not newest.plan.members:
             return False
         leader = Parts(newest.plan).leader
-        if leader.nonce != self.own.nonce and answers(leader.address, leader.nonce, timeout=self._patience):
-            self._silent = None
+        if leader.nonce != self.own.nonce and answers(leader.address, leader.token, timeout=self._patience):
+            self._silent, self._reached = None, newest.number
             return True
-        if newest.number == self.done:
+        if newest.number == self._done[0]:
             return False  # it is over here, for that very reason
         now = self.clock.monotonic()
         if self._silent is None or self._silent[0] != newest.number:
             self._silent = (newest.number, now)
-        return now - self._silent[1] < self.waits.silence
+        return now - self._silent[1] < (self.waits.enough if self._is_cut_off(newest) else self.waits.silence)
+
+    def _is_cut_off(self, newest: Attempt) -> bool:
+        """Whether it is rather this node that cannot be reached: it was there, was left out, and has never reached the leader."""
+        return newest.number > max(self._arrived, self._reached)
 
     def _is_complete(self, attempts: Sequence[Attempt], present: Sequence[AttemptNode]) -> bool:
         """Whether there is nobody to wait for: all nodes are there, or those that an attempt was to go on without have left."""
-        if len(present) >= self.standing.nnodes:
+        if len(present) >= self.policy.nnodes:
             return True
         newest = attempts[-1] if attempts else None
         if newest is None or newest.end is None or newest.end.outcome != "resized":
             return False
         here = {each.supervisor.nonce for each in present}
         away = [each for each in newest.plan.members if each.nonce not in here]
-        return not any(answers(each.address, each.nonce, timeout=self._patience) for each in away)
+        return not any(answers(each.address, each.token, timeout=self._patience) for each in away)
 
     def _say_missing(self, others: Sequence[AttemptNode], present: Sequence[AttemptNode], number: int) -> None:
         here = {each.node for each in present}
         unreached = [f"{each.node} ({each.address})" for each in others if each.node not in here]
-        wanted = f"{len(present)} of {self.standing.nnodes} nodes ({self.standing.min_nnodes} at least)"
+        wanted = f"{len(present)} of {self.policy.nnodes} nodes ({self.policy.min_nnodes} at least)"
         text = f"{wanted} are there for attempt {number}: {', '.join(sorted(here))}"
         self._say(text + (f"; cannot be reached: {', '.join(unreached)}" if unreached else ""))
 
     def _announce(self, number: int) -> None:
         if self._announced < number:
-            facts = {"address": self.address, "slots": self.slots, "started": self._started, "since": self._since}
+            facts = {
+                "address": self.address,
+                "token": self.token,
+                "slots": self.slots,
+                "started": self._started,
+                "since": self._since,
+            }
             self.accounts.announce(number, **facts)
             self._announced = number
 
     def _lives(self, node: AttemptNode) -> bool:
         own = node.supervisor.nonce == self.own.nonce
-        return own or answers(node.address, node.supervisor.nonce, timeout=self._patience)
+        return own or answers(node.address, node.token, timeout=self._patience)
 
     @property
     def _patience(self) -> float:
@@ -256,7 +284,9 @@ class Meeting:
 
 
 def _members(choice: Choice) -> list[Member]:
-    return [Member(node=each.node, nonce=each.supervisor.nonce, address=each.address) for each, _ in choice.places]
+    return [
+        Member(node=each.node, nonce=each.supervisor.nonce, address=each.address, token=each.token) for each, _ in choice.places
+    ]
 
 
 def _over(stop: Stop, history: Sequence[Attempt]) -> Over:
