@@ -21,6 +21,7 @@ from ckptcore.errors import CallError
 from ckptsupervise.deadlines import Deadlines
 from ckptsupervise.endpoint import own_host
 from ckptsupervise.engine import ElasticEngine
+from ckptsupervise.links import TICK
 from ckptsupervise.nodes_policy import NodesPolicy
 from ckptsupervise.outputs import write
 from ckptsupervise.policy import Policy
@@ -114,11 +115,8 @@ def supervise(
         "listener": _as_json if as_json else _for_people,
         "asked": asked,
     }
-    waits = Waits(join=seconds(join, what="--join"), silence=seconds(silence, what="--silence"))
-    job = Supervise(policy=policy, **shared)
-    if nnodes > 1:
-        named, host = node or socket.gethostname(), address or own_host()
-        job = SuperviseNodes(policy=of_nodes, node=named, host=host, waits=waits, **shared)
+    here = {"node": node or socket.gethostname(), "host": address or own_host(), "waits": _waits(join, silence)}
+    job = SuperviseNodes(policy=of_nodes, **here, **shared) if nnodes > 1 else Supervise(policy=policy, **shared)
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # what it warns of is told by ours
     with _signals(asked):
         return _status(job.run())
@@ -130,6 +128,13 @@ def _deadlines(given: Sequence[str]) -> Deadlines:
     if wrong is not None:
         raise CallError(f"--deadline {wrong!r}: expected PHASE=SPAN, such as train=10min; phases are {', '.join(_PHASES)}")
     return Deadlines(**{phase: seconds(span, what=f"--deadline {phase}") for phase, _, span in pairs})
+
+
+def _waits(join: str, silence: str) -> Waits:
+    waits = Waits(join=seconds(join, what="--join"), silence=seconds(silence, what="--silence"))
+    if waits.silence < 2 * TICK:
+        raise CallError(f"--silence {silence}: expected {2 * TICK:g}s at least: a sign of life comes every {TICK:g}s")
+    return waits
 
 
 @contextmanager

@@ -57,9 +57,10 @@ class Machines:
         top.mkdir(exist_ok=True)
         given = ["--run", str(self.run), "--nproc", "2", "--nnodes", "2", "--node", name, "--address", self.address(name)]
         command = [sys.executable, "-m", "ckptcli", "--debug", "supervise", *given, *options, "--", sys.executable, *program]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(top), "GLOO_SOCKET_IFNAME": INTERFACE}
+        own = {"PYTHONPATH": str(ROOT), "TMPDIR": str(top), "GLOO_SOCKET_IFNAME": INTERFACE, "JAX_PLATFORMS": "cpu"}
+        environment = {**os.environ, **own}
         process = subprocess.Popen(
-            [_program(), "netns", "exec", self.spaces[name], *command],
+            [_program(), "netns", "exec", self.spaces[name], *self._named(name), *command],
             env=environment,
             cwd=ROOT,
             text=True,
@@ -69,6 +70,10 @@ class Machines:
         )
         self.started.append(Rank(process))
         return self.started[-1]
+
+    def _named(self, name: str) -> list[str]:
+        """What makes a machine's address its host name, where gloo under JAX listens; with torch it is told the interface."""
+        return ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.address(name)]
 
     @property
     def attempts(self) -> list[Attempt]:
@@ -141,6 +146,6 @@ def _ip(*arguments: str) -> None:
 
 def _program() -> str:
     found = shutil.which("ip")
-    if os.getuid() != 0 or found is None:
-        raise Unavailable("network namespaces need root and iproute2")
+    if os.getuid() != 0 or found is None or shutil.which("unshare") is None:
+        raise Unavailable("network namespaces need root, iproute2 and util-linux")
     return found

@@ -93,8 +93,9 @@ def test_of_two_that_are_cut_apart_one_goes_on_until_they_meet_again(net: Machin
     net.check()
 
 
-def test_torch_goes_on_without_a_node(net: Machines) -> None:
-    job = [str(HERE / "train_torch.py"), str(net.run), "1000000", "{}"]
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+def test_a_job_goes_on_without_a_node(net: Machines, framework: str) -> None:
+    job = [str(HERE / f"train_{framework}.py"), str(net.run), "1000000", "{}"]
     a, b = (net.start(name, job, *ELASTIC) for name in "ab")
     net.wait_until_both_train()
     b.send(signal.SIGKILL)

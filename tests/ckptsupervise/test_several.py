@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ckptcore.attempts import Attempts, Supervisor
-from ckptsupervise import following, rendezvous
+from ckptsupervise import following, links, rendezvous
 from tests.ckptcore.support import file_store
 from tests.ckptsupervise.nodes import Nodes, done, failing, nodes, train
 
@@ -141,6 +141,29 @@ def test_a_node_that_keeps_failing_is_left_out(job: Nodes) -> None:
     assert a.join() is not None
     assert job.members() == [["a", "b"], ["a", "b"], ["b"]]
     assert [each.plan.cause for each in job.attempts] == ["start", "restart", "shrunk"]
+
+
+def test_a_node_that_was_left_out_comes_back(job: Nodes) -> None:
+    options = {"tries": 2, "max_restarts": 5, "grow_after": 3.0}
+    a = job.start("a", failing(0.3), failing(0.3), done(1), **options)
+    b = job.start("b", train, train, train, done(1), **options)
+    assert [node.result.reason for node in (a, b) if node.join() and node.result] == ["finished"] * 2
+    assert job.members() == [["a", "b"], ["a", "b"], ["b"], ["a", "b"]]
+    assert job.outcomes() == ["failed", "failed", "resized", "finished"]
+
+
+def test_a_leader_that_lives_and_records_nothing_is_not_waited_for_for_ever(job: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gives no sign of life on the link, so the attempt ends; but it answers who asks for it."""
+    monkeypatch.setattr(links, "TICK", 1e6)
+    job.waits = replace(job.waits, enough=3.0)
+    a, b = job.start("a", min_nnodes=2), job.start("b", min_nnodes=2)
+    a.wait_for("training is at step")
+    a.stall()
+    result = b.join()
+    assert result is not None
+    assert result.reason == "no-progress"
+    assert "node a, which led it, does not say how" in result.message
+    assert job.outcomes() == [None]
 
 
 def test_all_stop_for_want_of_progress(job: Nodes) -> None:
