@@ -233,9 +233,13 @@ def test_what_ranks_of_one_of_several_nodes_are_told(tmp_path: Path) -> None:
 def test_ranks_are_numbered_through_all_nodes(tmp_path: Path) -> None:
     """In what the engine says of them, too."""
     group = Group(first=4, size=6, index=1, nodes=2, master="127.0.0.1:5", coordinator="127.0.0.1:6")
-    program = "print('last words', file=sys.stderr); pulse.stepped(1); os._exit(rank)"
-    running = ElasticEngine().start(replace(order(tmp_path, program), group=group))
-    assert finish(running, tmp_path) == {4: 4, 5: 5}
+    go = tmp_path / "go"
+    wait_to_be_told = "while not (rank == 5 and os.path.exists(sys.argv[1])): pulse.stepped(1); time.sleep(0.02)"
+    program = f"print('last words', file=sys.stderr)\n{wait_to_be_told}\nos._exit(rank)"
+    running = ElasticEngine().start(replace(order(tmp_path, program, str(go)), group=group))
+    training(running, tmp_path)
+    go.touch()
+    assert finish(running, tmp_path) == {4: -signal.SIGTERM, 5: 5}
     assert sorted(running.processes()) == [4, 5]
     assert "last words" in running.words(5)
     assert [beat.rank for beat in heartbeat.read(tmp_path)] == [4, 5]

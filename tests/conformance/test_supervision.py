@@ -31,6 +31,9 @@ def place(whole: Path) -> Iterator[FilePlace]:
         yield FilePlace(folder / "run")
 
 
+STRANGER = {"node": "b", "nonce": "00ab00ab", "address": "b:1", "token": "0b" * 32}
+
+
 def of(number: int, what: str, **fields: object) -> Change:
     return change(keys.attempt(number, what), **fields)
 
@@ -91,7 +94,7 @@ def test_what_the_rules_allow(place: FilePlace, made: Callable[[FilePlace], obje
         (of(4, "plan", slots=[0, 1]), keys.attempt(4, "plan"), "R-74"),
         (of(4, "plan", slots=[0, 1, 1]), keys.attempt(4, "plan"), "R-74"),
         (of(4, "end", run_id="00000000-0000-4000-8000-000000000000"), keys.attempt(4, "end"), "R-12"),
-        (of(4, "plan", members=[{"node": "b", "nonce": "00ab00ab", "address": "b:1", "token": "0b" * 32}]), keys.attempt(4, "plan"), "R-74"),
+        (of(4, "plan", members=[STRANGER]), keys.attempt(4, "plan"), "R-74"),
         (waiting(6, attempt=7), keys.announcement(6, "00ab00ab"), "R-12"),
         (waiting(6, slots=0), keys.announcement(6, "00ab00ab"), "R-6"),
         (waiting(6, supervisor={"nonce": "00cd00cd", "host": "b", "pid": 1}), keys.announcement(6, "00ab00ab"), "R-12"),
