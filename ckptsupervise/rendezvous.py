@@ -148,25 +148,34 @@ class Rendezvous:
     def _gather(self, attempts: Sequence[Attempt], number: int) -> AttemptPlan | Over | None:
         """With the attempt before over, or lost: wait for the others, and plan if this node is the first that is there."""
         self._announce(number)
-        if self._opened[0] != number:
-            self._opened = (number, self.clock.monotonic())
-        waited = self.clock.monotonic() - self._opened[1]
-        others = self.accounts.announced(number)
+        waited, others = self._waited(number), self.accounts.announced(number)
         over = self._namesake(others)
         if over is not None:
             return over
         first = next((each for each in others if each.node < self.node and self._lives(each)), None)
         if first is None:
             present = self.reached(others)
-            if len(present) >= self.policy.min_nnodes:
-                ready = self._is_complete(attempts, present) or waited >= self.waits.join
-                return self._plan(attempts, number, present) if ready else self._say_missing(others, present, number)
+            if self._is_ready(attempts, present, waited):
+                return self._plan(attempts, number, present)
             self._say_missing(others, present, number)
         elif waited > LOOK:
             self._say(f"node {first.node} is to plan attempt {number}")
         if waited < self.waits.enough:
             return None
         return Over(reason="no-progress", message=f"after {waited:.0f} s: {self._told}", history=self.history(attempts))
+
+    def _waited(self, number: int) -> float:
+        """Seconds since nobody leads an attempt any more, and this one is to be planned."""
+        now = self.clock.monotonic()
+        if self._opened[0] != number:
+            self._opened = (number, now)
+        return now - self._opened[1]
+
+    def _is_ready(self, attempts: Sequence[Attempt], present: Sequence[AttemptNode], waited: float) -> bool:
+        """Whether enough are there, and the others had their time."""
+        if len(present) < self.policy.min_nnodes:
+            return False
+        return waited >= min(self.waits.join, self.waits.enough) or self._is_complete(attempts, present)
 
     def _plan(self, attempts: Sequence[Attempt], number: int, present: Sequence[AttemptNode]) -> AttemptPlan | Over | None:
         newest = attempts[-1] if attempts else None

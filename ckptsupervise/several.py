@@ -163,12 +163,7 @@ class _Part:
     def _watched(self, parts: Parts, attempts: Sequence[Attempt], links: Links, asked: AskedOnNodes) -> Watched:
         job, plan = self._job, parts.plan
         history = self._rendezvous.history([each for each in attempts if each.number < plan.attempt])
-        host = split(self._endpoint.address)[0]
-        go = Go(master=joined(host, free_port(host)), coordinator=joined(host, free_port(host)))
-        links.tell(go)
-        running = RunningOnNodes(self._start(parts, go), links, clock=self._clock)
-        message = f"attempt {plan.attempt}: {plan.processes} ranks on {', '.join(each.node for each in plan.members)}"
-        self._tell("launched", f"{message}, from {plan.committed or 'the beginning'}", attempt=plan.attempt, slots=plan.slots)
+        running = self._launched(parts, links)
         with Room(lambda: self._room(plan, history), pause=job.waits.look) as room:
             return Watch(
                 running,
@@ -186,6 +181,15 @@ class _Part:
                 room=room.why,
                 lost=running.lost,
             ).run()
+
+    def _launched(self, parts: Parts, links: Links) -> RunningOnNodes:
+        plan, host = parts.plan, split(self._endpoint.address)[0]
+        go = Go(master=joined(host, free_port(host)), coordinator=joined(host, free_port(host)))
+        links.tell(go)
+        running = RunningOnNodes(self._start(parts, go), links, clock=self._clock)
+        message = f"attempt {plan.attempt}: {plan.processes} ranks on {', '.join(each.node for each in plan.members)}"
+        self._tell("launched", f"{message}, from {plan.committed or 'the beginning'}", attempt=plan.attempt, slots=plan.slots)
+        return running
 
     def _unlaunched(self, plan: AttemptPlan, lost: LostNode | None) -> Watched:
         """An attempt for which not all were there, or that was told to stop before."""
