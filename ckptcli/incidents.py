@@ -150,9 +150,9 @@ def incident_line(incident: Incident, now: datetime) -> str:
 
 
 def of_whom(incident: Incident, before: str = "") -> str:
-    """`rank 2 (trainer-7, slot 2)`, after `before`; empty if nobody is to blame."""
+    """`rank 2 (trainer-7, slot 2)`, or `node trainer-7`, after `before`; empty if nobody is to blame."""
     if incident.rank is None:
-        return ""
+        return f"{before}node {incident.node}" if incident.node else ""
     place = [incident.node or "", "" if incident.slot is None else f"slot {incident.slot}"]
     inside = ", ".join(filter(None, place))
     return f"{before}rank {incident.rank}" + (f" ({inside})" if inside else "")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import signal
+import socket
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Annotated, TextIO
+from typing import Annotated, Any, TextIO
 
 import msgspec
 import typer
@@ -18,9 +19,14 @@ from ckptcli.options import settings
 from ckptcli.text import plain
 from ckptcore.errors import CallError
 from ckptsupervise.deadlines import Deadlines
+from ckptsupervise.endpoint import own_host
 from ckptsupervise.engine import ElasticEngine
+from ckptsupervise.links import TICK
+from ckptsupervise.nodes_policy import NodesPolicy
 from ckptsupervise.outputs import write
 from ckptsupervise.policy import Policy
+from ckptsupervise.rendezvous import Waits
+from ckptsupervise.several import SuperviseNodes
 from ckptsupervise.supervisor import Result, Supervise
 from ckptsupervise.telling import Told
 from ckptsupervise.watching import Asked, Limits
@@ -29,7 +35,19 @@ _PHASES = tuple(Deadlines.__dataclass_fields__)
 
 Command = Annotated[list[str], typer.Argument(metavar="COMMAND", help="What each rank runs, with its arguments; after `--`.")]
 Run = Annotated[str, typer.Option("--run", metavar="URL", help="The run that the job trains, as its Checkpointer has it.")]
-Nproc = Annotated[int, typer.Option("--nproc", min=1, metavar="N", help="Ranks on this node.")]
+Nnodes = Annotated[
+    int, typer.Option("--nnodes", min=1, metavar="N", help="Nodes of the job, on each of which this command runs.")
+]
+MinNnodes = Annotated[
+    int | None, typer.Option("--min-nnodes", min=1, metavar="N", help="Nodes without which there is no job [--nnodes].")
+]
+Node = Annotated[str | None, typer.Option(metavar="NAME", help="This node's name, if there are several [its host name].")]
+Address = Annotated[
+    str | None, typer.Option(metavar="HOST", help="Where the others reach this node [that of its route to other networks].")
+]
+Join = Annotated[str, typer.Option(metavar="SPAN", help="How long to wait for further nodes, once --min-nnodes are there.")]
+Silence = Annotated[str, typer.Option(metavar="SPAN", help="Silence after which a node is lost.")]
+Nproc = Annotated[int, typer.Option("--nproc", min=1, metavar="N", help="Ranks on each node.")]
 MinNproc = Annotated[
     int | None, typer.Option("--min-nproc", min=1, metavar="N", help="Ranks without which there is no job [--nproc].")
 ]
@@ -58,6 +76,12 @@ def supervise(
     run: Run,
     nproc: Nproc,
     min_nproc: MinNproc = None,
+    nnodes: Nnodes = 1,
+    min_nnodes: MinNnodes = None,
+    node: Node = None,
+    address: Address = None,
+    join: Join = "30s",
+    silence: Silence = "6s",
     tries: Tries = 2,
     max_restarts: MaxRestarts = 3,
     grow_after: GrowAfter = "10min",
@@ -74,22 +98,25 @@ def supervise(
     """
     asked = Asked()
     given = settings(context)
-    job = Supervise(
-        store=given.store(run),
-        storage=given.storage,
-        command=command,
-        policy=Policy(
-            nproc=nproc,
-            min_nproc=nproc if min_nproc is None else min_nproc,
-            tries=tries,
-            max_restarts=max_restarts,
-            grow_after=seconds(grow_after, what="--grow-after"),
-        ),
-        limits=Limits(deadlines=_deadlines(deadline or []), grace=seconds(grace, what="--grace"), drain=drain),
-        engine=ElasticEngine(apart=as_json),
-        listener=_as_json if as_json else _for_people,
-        asked=asked,
+    policy = Policy(
+        nproc=nproc,
+        min_nproc=nproc if min_nproc is None else min_nproc,
+        tries=tries,
+        max_restarts=max_restarts,
+        grow_after=seconds(grow_after, what="--grow-after"),
     )
+    of_nodes = NodesPolicy(each=policy, nnodes=nnodes, min_nnodes=nnodes if min_nnodes is None else min_nnodes)
+    shared: dict[str, Any] = {
+        "store": given.store(run),
+        "storage": given.storage,
+        "command": command,
+        "limits": Limits(deadlines=_deadlines(deadline or []), grace=seconds(grace, what="--grace"), drain=drain),
+        "engine": ElasticEngine(apart=as_json),
+        "listener": _as_json if as_json else _for_people,
+        "asked": asked,
+    }
+    here = {"node": node or socket.gethostname(), "host": address or own_host(), "waits": _waits(join, silence)}
+    job = SuperviseNodes(policy=of_nodes, **here, **shared) if nnodes > 1 else Supervise(policy=policy, **shared)
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # what it warns of is told by ours
     with _signals(asked):
         return _status(job.run())
@@ -101,6 +128,13 @@ def _deadlines(given: Sequence[str]) -> Deadlines:
     if wrong is not None:
         raise CallError(f"--deadline {wrong!r}: expected PHASE=SPAN, such as train=10min; phases are {', '.join(_PHASES)}")
     return Deadlines(**{phase: seconds(span, what=f"--deadline {phase}") for phase, _, span in pairs})
+
+
+def _waits(join: str, silence: str) -> Waits:
+    waits = Waits(join=seconds(join, what="--join"), silence=seconds(silence, what="--silence"))
+    if waits.silence < 2 * TICK:
+        raise CallError(f"--silence {silence}: expected {2 * TICK:g}s at least: a sign of life comes every {TICK:g}s")
+    return waits
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from ckptcore.structs import Count, Generation, Nonce, Participants, Rank, Record, RunId, Step, Text, Time, Word
 
@@ -13,6 +13,7 @@ MAX_STACK = 65_536
 
 AttemptNumber = Annotated[int, Meta(ge=1, le=99_999_999)]
 ExitStatus = Annotated[int, Meta(ge=-255, le=255)]
+Token = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$(?!\n)")]
 Stack = Annotated[str, Meta(max_length=MAX_STACK)]
 
 
@@ -24,8 +25,43 @@ class Supervisor(Struct, frozen=True, kw_only=True):
     pid: Count
 
 
+class Member(Struct, frozen=True, kw_only=True):
+    """A node that takes part in an attempt: its name, its supervisor's nonce, and `host:port` where that one is reached.
+
+    `token`: by which others and it prove to each other that they can read the run.
+    """
+
+    node: Word
+    nonce: Nonce
+    address: Word
+    token: Token
+
+
+class AttemptNode(Record, frozen=True, kw_only=True):
+    """`supervision/<attempt>/nodes/<nonce>.json`: a node's supervisor is there for an attempt that nobody has planned yet.
+
+    `address`: `host:port` where it is reached, `token`: by which it and others prove to each other that they can read the run.
+    `slots`: how many it has. `started`: when it was. `since`: the oldest attempt of the job that it has seen.
+    """
+
+    format: Literal["ckpt/attempt-node"] = "ckpt/attempt-node"
+    run_id: RunId | None
+    attempt: AttemptNumber
+    created: Time
+    supervisor: Supervisor
+    node: Word
+    address: Word
+    token: Token
+    slots: Annotated[int, Meta(ge=1, le=100_000)]
+    started: Time
+    since: AttemptNumber
+
+
 class AttemptPlan(Record, frozen=True, kw_only=True):
-    """`supervision/<attempt>/plan.json`: one launch of all ranks. `slots` and `nodes`: where each rank runs, in order of rank."""
+    """`supervision/<attempt>/plan.json`: one launch of all ranks. `slots` and `nodes`: where each rank runs, in order of rank.
+
+    `members`: of a job of several nodes, these, in order of rank; the first one leads.
+    """
 
     format: Literal["ckpt/attempt-plan"] = "ckpt/attempt-plan"
     run_id: RunId | None
@@ -37,6 +73,7 @@ class AttemptPlan(Record, frozen=True, kw_only=True):
     nodes: list[Word]
     cause: Literal["start", "restart", "shrunk", "grown", "resumed-supervisor"]
     committed: Generation | None
+    members: list[Member] = field(default_factory=list)
 
 
 class AttemptResumed(Record, frozen=True, kw_only=True):
@@ -91,6 +128,7 @@ class AttemptEnd(Record, frozen=True, kw_only=True):
 
 
 ATTEMPT_RECORDS: dict[str, type[Record]] = {
+    "attempt-node": AttemptNode,
     "attempt-plan": AttemptPlan,
     "attempt-resumed": AttemptResumed,
     "attempt-end": AttemptEnd,

@@ -1,7 +1,8 @@
 """What a supervisor records of its attempts in the run's store, and what others read of it (spec: supervision).
 
 An attempt is one launch of all ranks. It has up to three records, each put once: its plan, that training has caught up with
-where it had been, and its end. They account for what happened; no rule about checkpoints depends on them.
+where it had been, and its end. They account for what happened; no rule about checkpoints depends on them. The nodes of a job of
+several announce themselves for an attempt before it is planned.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from datetime import UTC, datetime
 from typing import Any, Literal, TypeVar
 
 from ckptcore import names, records
-from ckptcore.attempt_structs import MAX_STACK
+from ckptcore.attempt_structs import MAX_STACK, Member
 from ckptcore.clock import Clock
 from ckptcore.errors import DamageError, NotFound
 from ckptcore.events import log, shorten
 from ckptcore.history import read_run
 from ckptcore.names import GenerationId
-from ckptcore.records import AttemptEnd, AttemptIncident, AttemptPlan, AttemptResumed, Record, Supervisor
+from ckptcore.records import AttemptEnd, AttemptIncident, AttemptNode, AttemptPlan, AttemptResumed, Record, Supervisor
 from ckptcore.store import Store
 from ckptcore.storereads import record_bytes
 from ckptcore.workers import Workers
@@ -27,10 +28,12 @@ __all__ = [
     "Attempt",
     "AttemptEnd",
     "AttemptIncident",
+    "AttemptNode",
     "AttemptPlan",
     "AttemptResumed",
     "Attempts",
     "Cause",
+    "Member",
     "Outcome",
     "Supervisor",
 ]
@@ -42,7 +45,7 @@ as many slots. `shrunk`, `grown`: on fewer, on more. `resumed-supervisor`: the s
 Outcome = Literal["finished", "failed", "preempted", "resized", "superseded", "lost"]
 """How an attempt ended. `resized`: to go on with more or fewer ranks. `lost`: its supervisor died."""
 
-R = TypeVar("R", AttemptPlan, AttemptResumed, AttemptEnd)
+R = TypeVar("R", AttemptNode, AttemptPlan, AttemptResumed, AttemptEnd)
 _KINDS: dict[str, type[Any]] = {"plan": AttemptPlan, "resumed": AttemptResumed, "end": AttemptEnd}
 
 
@@ -98,13 +101,15 @@ class Attempts:
         nodes: Sequence[str],
         cause: Cause,
         committed: GenerationId | str | None = None,
+        members: Sequence[Member] = (),
     ) -> AttemptPlan:
         """Put the plan of an attempt if it has none, and return the one that is there: with another's nonce it is another's.
 
         `slots`, `nodes`: where each rank runs, in order of rank. `committed`: the newest committed generation now.
+        `members`: of a job of several nodes, these, in the order of their ranks.
         """
         return self._put(
-            "plan",
+            names.attempt_key(attempt, "plan"),
             AttemptPlan(
                 run_id=self._run(),
                 attempt=attempt,
@@ -115,8 +120,41 @@ class Attempts:
                 nodes=[_word(node) for node in nodes],
                 cause=cause,
                 committed=_generation(committed),
+                members=list(members),
             ),
         )
+
+    def announce(
+        self, attempt: int, *, supervisor: Supervisor, node: str, address: str, token: str, slots: int, started: str, since: int
+    ) -> AttemptNode:
+        """Put that a node's supervisor, which was `started` then (`Clock.utc`), is there for an attempt.
+
+        `address`: `host:port` where others reach it, `token`: by which they prove themselves there. `slots`: how many it has.
+        `since`: the oldest attempt that it has seen.
+        """
+        return self._put(
+            names.attempt_node_key(attempt, supervisor.nonce),
+            AttemptNode(
+                run_id=self._run(),
+                attempt=attempt,
+                created=self._clock.utc(),
+                supervisor=supervisor,
+                node=_word(node),
+                address=_word(address),
+                token=token,
+                slots=slots,
+                started=started,
+                since=since,
+            ),
+        )
+
+    def announced(self, attempt: int) -> list[AttemptNode]:
+        """Who is there for an attempt, by name of the node: of each the one started last. Whether they live is not recorded."""
+        keys = [key for key in self._store.list(names.attempt_nodes_prefix(attempt)) if names.parse_attempt_node_key(key)]
+        self._read([key for key in keys if key not in self._known])
+        found = [record for key in keys if isinstance(record := self._known.get(key), AttemptNode)]
+        newest = {each.node: each for each in sorted(found, key=lambda each: each.started)}
+        return [newest[node] for node in sorted(newest)]
 
     def resumed(
         self,
@@ -135,7 +173,7 @@ class Attempts:
         `restored_step`: where it began (0: fresh). `recovered_step`: the furthest that an attempt before had got to.
         """
         return self._put(
-            "resumed",
+            names.attempt_key(attempt, "resumed"),
             AttemptResumed(
                 run_id=self._run(),
                 attempt=attempt,
@@ -175,7 +213,7 @@ class Attempts:
         `trained`: seconds, the most of any rank. `stack`: of what hung. `committed`: the newest committed generation now.
         """
         return self._put(
-            "end",
+            names.attempt_key(attempt, "end"),
             AttemptEnd(
                 run_id=self._run(),
                 attempt=attempt,
@@ -197,8 +235,8 @@ class Attempts:
             ),
         )
 
-    def _put(self, what: str, record: R) -> R:
-        key, kind = names.attempt_key(record.attempt, what), type(record)
+    def _put(self, key: str, record: R) -> R:
+        kind = type(record)
         data = records.encode(record)
         records.decode(data, kind, key=key)  # nothing that readers refuse is put where it can never be mended
         stored = records.decode(self._store.put_if_absent(key, data), kind, key=key)
@@ -222,12 +260,14 @@ class Attempts:
             self._known.update({key: record for key, record in zip(keys, found, strict=True) if record is not None})
 
     def _record(self, key: str, run_id: str | None) -> Record | None:
-        number, what = names.parse_attempt_key(key) or (0, "")
+        number, what = names.parse_attempt_key(key) or names.parse_attempt_node_key(key) or (0, "")
         try:
             data = record_bytes(self._store, key)
-            record = None if data is None else records.decode(data, _KINDS[what], key=key)
+            record = None if data is None else records.decode(data, _KINDS.get(what, AttemptNode), key=key)
             if record is not None:
                 records.expect(key, run_id=(record.run_id, record.run_id and run_id), attempt=(record.attempt, number))
+            if isinstance(record, AttemptNode):
+                records.expect(key, nonce=(record.supervisor.nonce, what))
         except DamageError as error:
             log.warning("a record of supervision is passed over: %s", shorten(error))
             return None

@@ -33,6 +33,7 @@ _CLAIM = re.compile(r"incarnations/([0-9]{6})/(claim|base)\.json")
 _SPECIAL = re.compile(r"[%/\\\x00-\x1f\x7f]")
 _LEDGER = re.compile(r"ledger/([0-9]{6})-([0-9]{12})-([1-9][0-9]{0,5})(\.retired)?\.json")
 _ATTEMPT = re.compile(r"supervision/([0-9]{8})/(plan|resumed|end)\.json")
+_NODE = re.compile(r"supervision/([0-9]{8})/nodes/([0-9a-f]{8,64})\.json")
 
 PathElement = tuple[Literal["key", "index", "attr"], str | int]
 """`("key", str | int)`, `("index", int)` or `("attr", str)`."""
@@ -219,6 +220,22 @@ def attempt_key(attempt: int, what: str) -> str:
 def parse_attempt_key(key: str) -> tuple[int, str] | None:
     """`(attempt, "plan" | "resumed" | "end")`, or None for any other key."""
     match = _ATTEMPT.fullmatch(key)
+    return (int(match[1]), match[2]) if match and int(match[1]) > 0 else None
+
+
+def attempt_nodes_prefix(attempt: int) -> str:
+    """Where supervisors of nodes announce themselves for an attempt. Raises `CallError` for a number that no attempt has."""
+    return attempt_key(attempt, "plan").removesuffix("plan.json") + "nodes/"
+
+
+def attempt_node_key(attempt: int, nonce: str) -> str:
+    """Where the supervisor with that nonce does."""
+    return f"{attempt_nodes_prefix(attempt)}{nonce}.json"
+
+
+def parse_attempt_node_key(key: str) -> tuple[int, str] | None:
+    """`(attempt, nonce)`, or None for any other key."""
+    match = _NODE.fullmatch(key)
     return (int(match[1]), match[2]) if match and int(match[1]) > 0 else None
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from itertools import groupby
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,6 +21,7 @@ from ckptcore.attempt_structs import (
     ATTEMPT_RECORDS,
     AttemptEnd,
     AttemptIncident,
+    AttemptNode,
     AttemptNumber,
     AttemptPlan,
     AttemptResumed,
@@ -98,6 +100,7 @@ __all__ = [
     "ArrayLeaf",
     "AttemptEnd",
     "AttemptIncident",
+    "AttemptNode",
     "AttemptNumber",
     "AttemptPlan",
     "AttemptResumed",
@@ -387,6 +390,11 @@ def _check_plan(plan: AttemptPlan, key: str) -> None:
         raise InvalidRecord(f"{key}: {len(plan.slots)} slots and {len(plan.nodes)} nodes for {plan.processes} processes")
     if len(set(zip(plan.nodes, plan.slots, strict=True))) != plan.processes:
         raise InvalidRecord(f"{key}: two ranks have the same slot of a node")
+    runs = [node for node, _ in groupby(plan.nodes)]
+    if plan.members and [member.node for member in plan.members] != runs:
+        raise InvalidRecord(f"{key}: the members are not the nodes of the ranks, in their order")
+    if plan.members and len(set(runs)) != len(runs):
+        raise InvalidRecord(f"{key}: the ranks of a node are not next to each other")
 
 
 def _check_end(end: AttemptEnd, key: str) -> None:

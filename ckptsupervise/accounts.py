@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ckptcore import ledger
-from ckptcore.attempts import Attempt, AttemptIncident, AttemptPlan, Attempts, Cause, Supervisor
+from ckptcore.attempts import Attempt, AttemptIncident, AttemptNode, AttemptPlan, Attempts, Cause, Supervisor
 from ckptcore.clock import Clock
 from ckptcore.errors import CheckpointError, DamageError, NotFound, StoreUnavailable
 from ckptcore.events import log
@@ -52,11 +52,26 @@ class Accounts:
         """All attempts so far."""
         return self._patiently(self._attempts.load)
 
+    def next(self) -> int:
+        """The number of the attempt that is to be planned next."""
+        return self._patiently(self._attempts.next)
+
     def plan(self, slots: Sequence[int], cause: Cause, committed: GenerationId | None) -> AttemptPlan:
         """Plan the next attempt; the plan that is there may be another supervisor's, who was quicker."""
-        number = self._patiently(self._attempts.next)
         facts: dict[str, Any] = {"slots": slots, "nodes": [self.node] * len(slots), "cause": cause, "committed": committed}
+        return self.plan_for(self.next(), **facts)
+
+    def plan_for(self, number: int, **facts: Any) -> AttemptPlan:
+        """Plan that attempt, with what `Attempts.plan` takes; as `plan`."""
         return self._patiently(lambda: self._attempts.plan(number, supervisor=self.own, **facts))
+
+    def announce(self, number: int, **facts: Any) -> AttemptNode:
+        """Tell the others that this node is there for an attempt, with what `Attempts.announce` takes."""
+        return self._patiently(lambda: self._attempts.announce(number, supervisor=self.own, node=self.node, **facts))
+
+    def announced(self, number: int) -> list[AttemptNode]:
+        """Which nodes have told so."""
+        return self._patiently(lambda: self._attempts.announced(number))
 
     def recovered(self, attempt: int, timeline: Timeline, instant: Instant) -> None:
         """Record that training has caught up, on the side: whoever watches ranks must not wait for a store."""
@@ -84,7 +99,7 @@ class Accounts:
             kind=ending.kind or "",
             rank=ending.rank,
             slot=slot,
-            node=None if ending.rank is None else plan.nodes[ending.rank],
+            node=ending.node if ending.rank is None else plan.nodes[ending.rank],
             status=ending.status,
             phase=ending.phase,
             step=ending.step,

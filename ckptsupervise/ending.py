@@ -18,8 +18,8 @@ from ckptcore.heartbeat import Beat
 from ckptsupervise import lastwords
 from ckptsupervise.deadlines import Hang, hindmost, position
 
-Kind = Literal["exit", "signal", "hang", "straggler", "out-of-memory"]
-"""What an incident is: a status other than 0, a signal that nobody of ours sent, silence, slowness, no memory left."""
+Kind = Literal["exit", "signal", "hang", "straggler", "out-of-memory", "node"]
+"""What an incident is: a status other than 0, a signal that nobody of ours sent, silence, slowness, no memory, a lost node."""
 
 Stopping = Literal["preempted", "resized"]
 """Why the supervisor asked all ranks to stop: it was told to, or goes on with more of them."""
@@ -49,8 +49,17 @@ class Exit:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LostNode:
+    """A node whose supervisor cannot be reached any more, `since` when (`CLOCK_MONOTONIC`), and why that is thought."""
+
+    node: str
+    since: float
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Ending:
-    """How an attempt ended. `kind` is None if there was no incident.
+    """How an attempt ended. `kind` is None if there was no incident. `node`: that was lost.
 
     `rank`: who failed first, None if that cannot be told; with its `status` (None: it did not end by itself), and its last
     `phase` and `step`.
@@ -63,6 +72,7 @@ class Ending:
     phase: str | None = None
     step: int | None = None
     message: str = ""
+    node: str | None = None
 
 
 def ending(
@@ -73,12 +83,13 @@ def ending(
     hangs: Sequence[Hang] = (),
     straggler: int | None = None,
     memory_kills: int = 0,
+    lost: LostNode | None = None,
 ) -> Ending:
     """How an attempt ended, of whose ranks `exits` tells the end, and `beats` the last heartbeats.
 
     `stopping`: why all ranks were asked to stop, if they were. `hangs`: whom the supervisor killed for being silent. `straggler`:
     the rank that was drained for being slow. `memory_kills`: how many processes the kernel killed for memory meanwhile
-    (`oom_kill` in the control group's `memory.events`), as far as known.
+    (`oom_kill` in the control group's `memory.events`), as far as known. `lost`: the first node that could not be reached.
 
     A job that is asked to stop and fails to do so in order is `failed` if it was to be `resized`, and stays `preempted`, with an
     incident, if the machine is wanted back.
@@ -86,7 +97,7 @@ def ending(
     case = _Case(tuple(exits), {beat.rank: beat for beat in beats}, memory_kills)
     if hangs:
         return case.hung(hangs[0])
-    if exits and all(each.status == 0 for each in exits):
+    if lost is None and exits and all(each.status == 0 for each in exits):
         return Ending(outcome="finished")
     superseded = next((each for each in exits if lastwords.is_superseded(each.words)), None)
     if superseded is not None:
@@ -94,11 +105,18 @@ def ending(
     if straggler is not None:
         return case.ended("failed", "straggler", straggler, message="slower than the others")
     own = case.own()
+    if lost is not None and (own is None or own.at >= lost.since):
+        return _without(lost, stopping)
     if stopping:
         return case.failed(own, "failed" if stopping == "resized" else stopping) if own else Ending(outcome=stopping)
     if own is not None:
         return case.failed(own, "failed")
     return case.nobodys()
+
+
+def _without(lost: LostNode, stopping: Stopping | None) -> Ending:
+    outcome: Outcome = "preempted" if stopping == "preempted" else "failed"
+    return Ending(outcome=outcome, kind="node", node=lost.node, message=lost.message)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,9 @@
 Process management and rendezvous are the engine's: an `elastic_launch` without restarts of its own, in a thread, so that signals
 stay the supervisor's. When a rank fails the engine sends SIGTERM to the others and waits; whoever watches may end them sooner.
 A rank's parent is that thread, which lives as long as any rank: the kernel kills ranks whose supervisor has died.
+
+Of a job of several nodes the engine of each starts its own ranks and knows nothing of the others: which there are is agreed
+before (`ckptsupervise.rendezvous`), and one of its own rendezvous over all nodes could only say the same, or hang.
 """
 
 from __future__ import annotations
@@ -18,29 +21,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from ckptcore import heartbeat, launch
+from ckptcore import heartbeat
 from ckptcore.errors import CallError
 from ckptsupervise import leftovers, procfs
+from ckptsupervise.orders import Order, environment
 from ckptsupervise.outputs import Errors
-from ckptsupervise.rank import SUPERVISOR
-
-VISIBLE = "CUDA_VISIBLE_DEVICES"
-"""Names the devices that a process sees, in the order in which it counts them."""
 
 SHUTDOWN = 1
 """Seconds that the engine itself gives ranks after SIGTERM at the very end: by then the supervisor has ended them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Order:
-    """What is to be started: `command` once for each of `slots` of the node's `places`, in the order of ranks."""
-
-    command: Sequence[str]
-    attempt: int
-    slots: Sequence[int]
-    places: int
-    folder: Path
-    """Of this attempt's heartbeats."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +124,7 @@ class Elastic:
 
     def words(self, rank: int) -> str:
         """As far as they were kept."""
-        return self._errors.words(rank)
+        return self._errors.words(rank - self.order.ranks.start)
 
     def send(self, number: int, ranks: Sequence[int]) -> None:
         """To the process that beats, unless it has gone, or is none of this attempt's."""
@@ -175,10 +163,10 @@ class Elastic:
         finally:
             self._launched.set()
         finding.join()
-        for rank in range(len(self.order.slots)):
+        for local, rank in enumerate(self.order.ranks):
             seen = self._gone.get(rank)
             if seen is None or seen.status is None:
-                self._gone[rank] = Gone(rank=rank, status=failures.get(rank, 0), at=seen.at if seen else time.monotonic())
+                self._gone[rank] = Gone(rank=rank, status=failures.get(local, 0), at=seen.at if seen else time.monotonic())
 
     def _find(self) -> None:
         """Find the ranks' processes, and wait for each in a thread of its own."""
@@ -221,33 +209,6 @@ class ElasticEngine:
         return Elastic(order, apart=self._apart)
 
 
-def environment(order: Order, coordinator: str, outer: Mapping[str, str]) -> list[dict[str, str]]:
-    """What each rank finds in its environment besides what the engine puts there, in the order of ranks."""
-    shared = {
-        heartbeat.FOLDER: str(order.folder),
-        launch.ATTEMPT: str(order.attempt),
-        launch.SLOTS: str(order.places),
-        launch.COORDINATOR: coordinator,
-        SUPERVISOR: str(os.getpid()),
-        **visible(order.slots, outer),
-    }
-    return [{**shared, launch.SLOT: str(slot)} for slot in order.slots]
-
-
-def visible(slots: Sequence[int], outer: Mapping[str, str]) -> dict[str, str]:
-    """The devices of `slots`, so that the n-th local rank, which takes its n-th device, gets that of its slot.
-
-    Nothing if all slots are in use, or the devices that the supervisor sees are fewer.
-    """
-    if list(slots) == list(range(len(slots))):
-        return {}
-    seen = outer.get(VISIBLE)
-    if seen is None:
-        return {VISIBLE: ",".join(str(slot) for slot in slots)}
-    devices = seen.split(",")
-    return {VISIBLE: ",".join(devices[slot].strip() for slot in slots)} if max(slots) < len(devices) else {}
-
-
 def free_port() -> int:
     """A port of the loopback that nobody listens on at the moment."""
     with socket.socket() as probe:
@@ -260,6 +221,7 @@ def _launch(order: Order, errors: Errors, *, apart: bool) -> dict[int, int]:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415 - seconds, when it is needed
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch  # noqa: PLC0415
 
+    coordinator = order.group.coordinator if order.group else f"127.0.0.1:{free_port()}"
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -272,7 +234,7 @@ def _launch(order: Order, errors: Errors, *, apart: bool) -> dict[int, int]:
         max_restarts=0,
         monitor_interval=0.1,
         shutdown_timeout=SHUTDOWN,
-        logs_specs=_outputs(errors, environment(order, f"127.0.0.1:{free_port()}", os.environ), apart=apart),
+        logs_specs=_outputs(errors, environment(order, coordinator, os.environ), apart=apart),
     )
     command = [each.replace("$", "$$") for each in order.command]  # the engine takes `${…}` for variables of its own
     try:

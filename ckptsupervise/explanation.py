@@ -70,6 +70,7 @@ def _ends(attempts: Sequence[Attempt]) -> Iterator[str]:
         if incident is None:
             yield f"attempt {attempt.number}: {attempt.end.outcome} {reached}"
             continue
+        node = f", node {incident.node}" if incident.node and attempt.plan.members else ""
         who = "" if incident.rank is None else f", rank {incident.rank} on slot {incident.slot}"
         phase = "" if incident.phase is None else f" in phase {incident.phase}"
-        yield f"attempt {attempt.number}: {incident.kind}{who}{phase} {reached}: {shorten(incident.message)}"
+        yield f"attempt {attempt.number}: {incident.kind}{node}{who}{phase} {reached}: {shorten(incident.message)}"

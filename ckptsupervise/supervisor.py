@@ -20,14 +20,15 @@ from typing import Any, Literal
 from ckptcore.attempts import Attempt, AttemptPlan, Supervisor
 from ckptcore.clock import Clock
 from ckptcore.errors import CheckpointError, StoreUnavailable
-from ckptcore.events import shorten
 from ckptcore.names import GenerationId
 from ckptcore.store import Storage, Store
 from ckptsupervise.accounts import Accounts, taken_by
-from ckptsupervise.engine import Engine, Order
+from ckptsupervise.ended import told_end
+from ckptsupervise.engine import Engine
 from ckptsupervise.explanation import explain
 from ckptsupervise.guard import Guard
 from ckptsupervise.home import Home
+from ckptsupervise.orders import Order
 from ckptsupervise.policy import Launch, Past, Policy, Stop
 from ckptsupervise.telling import Event, Listener, Told
 from ckptsupervise.timeline import Instant, Timeline
@@ -205,23 +206,7 @@ class _Supervision:
                 drained=ending.kind == "straggler",
             )
         )
-        self._tell_end(plan, watched, blamed, after)
-
-    def _tell_end(self, plan: AttemptPlan, watched: Watched, blamed: int | None, after: GenerationId | None) -> None:
-        ending = watched.ending
-        message = shorten(ending.message)
-        why = f": {ending.kind}, rank {ending.rank}, {message}" if ending.kind and ending.rank is not None else ""
-        left = f"; {len(watched.left)} processes cannot be ended" if watched.left else ""
-        resume = "nothing is committed" if after is None else f"step {after.step} is committed"
-        self._tell(
-            "ended",
-            f"attempt {plan.attempt} {ending.outcome}{why or (f': {message}' if message else '')}; {resume}{left}",
-            attempt=plan.attempt,
-            rank=ending.rank,
-            slot=blamed,
-            step=ending.step,
-            status=ending.status,
-        )
+        self._job.listener(told_end(plan, watched, after, self._clock.utc()))
 
     def _wait(self, decision: Launch) -> bool:
         """Wait as long as the policy says; False if the job is told to stop meanwhile."""

@@ -11,7 +11,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import structs
 
@@ -20,8 +20,9 @@ from ckptcore.clock import Clock
 from ckptcore.heartbeat import Beat
 from ckptsupervise import procfs, stacks
 from ckptsupervise.deadlines import Deadlines, Hang, hung
-from ckptsupervise.ending import Ending, Exit, Stopping, ending
-from ckptsupervise.engine import Gone, Order, Running
+from ckptsupervise.ending import Ending, Exit, LostNode, Stopping, ending
+from ckptsupervise.engine import Gone, Running
+from ckptsupervise.orders import Order
 from ckptsupervise.stragglers import Straggler, Stragglers
 from ckptsupervise.telling import Event, Listener, Told
 from ckptsupervise.timeline import Timeline
@@ -48,6 +49,15 @@ class Limits:
     drain: bool = False
 
 
+class Asking(Protocol):
+    """Who tells the supervisor to stop."""
+
+    @property
+    def signals(self) -> Sequence[int]:
+        """The signals that asked for it, so far."""
+        ...
+
+
 @dataclass
 class Asked:
     """What the supervisor is told from outside, by signals."""
@@ -72,14 +82,17 @@ class Watched:
 
 
 class Watch:
-    """Watches one attempt. `grows_at`: when more ranks are possible. `can_drain`: whether the job could do with one rank less."""
+    """Watches one attempt. `grows_at`: when more ranks are possible. `can_drain`: whether the job could do with one rank less.
+
+    Of several nodes: `read` says how beats of all ranks are had, `room` why there is room for more, `lost` which node was lost.
+    """
 
     def __init__(
         self,
         running: Running,
         order: Order,
         limits: Limits,
-        asked: Asked,
+        asked: Asking,
         *,
         target: int = 0,
         grows_at: float | None = None,
@@ -88,10 +101,14 @@ class Watch:
         on_recovered: Callable[[Timeline], None] = lambda _: None,
         clock: Clock | None = None,
         take_stacks: Callable[[Mapping[int, int], Path], str] = stacks.of_ranks,
+        read: Callable[[Path], list[Beat]] = heartbeat.read,
+        room: Callable[[], str] = lambda: "",
+        lost: Callable[[], LostNode | None] = lambda: None,
     ) -> None:
         self._running, self._order, self._limits, self._asked = running, order, limits, asked
         self._grows_at, self._can_drain = grows_at, can_drain
         self._listener, self._on_recovered, self._stacks = listener, on_recovered, take_stacks
+        self._read, self._room, self._lost = read, room, lost
         self._clock = clock or Clock()
         self._size = len(order.slots)
         self._timeline = Timeline(launched=running.launched, size=self._size, target=target)
@@ -106,7 +123,7 @@ class Watch:
         self._signalled: set[int] = set()
         self._detected: float | None = None
         self._kill_at: float | None = None
-        self._killing = False
+        self._killing = self._told_lost = False
 
     def run(self) -> Watched:
         """Look again and again until all ranks have ended, then end what they have left."""
@@ -119,12 +136,13 @@ class Watch:
         if now - self._looked > PAUSE:
             self._resumed = now
         self._looked = now
-        beats = heartbeat.read(self._order.folder)
+        beats = self._read(self._order.folder)
         self._follow(beats)
         gone = self._running.gone()
         self._check_asked(now, gone)
         if self._asked_at is not None:
             self._ask(gone)
+        self._check_lost(now)
         self._check_failed(now, gone)
         if self._kill_at is None:
             self._check_hung(now, beats, gone)
@@ -147,6 +165,16 @@ class Watch:
             self._stop(now, gone, f"told to stop: ranks have {self._limits.grace:g} s to save and end")
         if len(self._asked.signals) > 1 and not self._killing:
             self._kill_at = now
+
+    def _check_lost(self, now: float) -> None:
+        lost = self._lost()
+        if lost is None or self._told_lost:
+            return
+        self._told_lost = True
+        self._detected = now if self._detected is None else self._detected
+        self._tell("died", f"node {lost.node} is lost: {lost.message}")
+        if self._asked_at is None and self._kill_at is None:
+            self._kill_at = now + self._limits.patience
 
     def _check_failed(self, now: float, gone: Sequence[Gone]) -> None:
         failed = next((each for each in gone if each.status), None)
@@ -188,9 +216,10 @@ class Watch:
 
     def _check_growth(self, now: float, gone: Sequence[Gone]) -> None:
         due = self._grows_at is not None and now >= self._grows_at
-        if due and self._timeline.recovered is not None and self._asked_at is None:
+        why = "there is room for more ranks" if due else self._room()
+        if why and self._timeline.recovered is not None and self._asked_at is None:
             self._stopping = "resized"
-            self._stop(now, gone, "there is room for more ranks: the job saves, and goes on with them")
+            self._stop(now, gone, f"{why}: the job saves, and goes on with them")
 
     def _stop(self, now: float, gone: Sequence[Gone], why: str) -> None:
         """Ask all ranks to save and end. Asked once already, they are not asked again: that would end them at once."""
@@ -231,7 +260,7 @@ class Watch:
     def _end(self) -> Watched:
         over = self._clock.monotonic()
         left = self._running.finish(LAST)
-        self._follow(heartbeat.read(self._order.folder))
+        self._follow(self._read(self._order.folder))
         return Watched(
             ending=self._ending(),
             timeline=self._timeline,
@@ -251,6 +280,7 @@ class Watch:
             hangs=self._hangs,
             straggler=self._straggler,
             memory_kills=procfs.memory_kills() - self._memory_kills,
+            lost=self._lost(),
         )
 
     def _exits(self) -> list[Exit]:

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from ckptcore import ledger, names, records
-from ckptcore.attempts import AttemptIncident, Attempts, Supervisor
+from ckptcore.attempts import AttemptIncident, Attempts, Member, Supervisor
 from ckptcore.errors import CallError, InvalidRecord
 from ckptcore.filestore import FileStore
 from ckptcore.forks import fork
@@ -27,6 +27,7 @@ from tests.ckptcore.support import Job, contents, file_store
 from tests.spec.checker import check_run
 
 OTHER = Supervisor(nonce="0123456789abcdef", host="trainer-8", pid=1)
+TOKEN = "0a" * 32
 WHERE: dict[str, Any] = {"slots": [0, 1], "nodes": ["a", "a"], "cause": "start"}
 TIMES: dict[str, Any] = {"detected": moment(1), "stopped": moment(2)}
 
@@ -59,6 +60,32 @@ def test_before_the_run_has_an_identity_its_attempts_have_none_either(place: Pat
     run_id = json.loads((place / "run.json").read_bytes())["run_id"]
     assert attempts.end(1, outcome="finished", **TIMES).run_id == run_id
     assert [each.number for each in Attempts(store, run_id).load()] == [1]
+
+
+def test_nodes_announce_themselves(place: Path) -> None:
+    """That takes no number, and of two supervisors of one node the one that was started last counts."""
+    store = file_store(place)
+    attempts = Attempts(store, clock=At())
+    facts: dict[str, Any] = {"address": "10.0.0.7:5", "token": TOKEN, "slots": 8, "since": 1}
+    put = [
+        attempts.announce(3, supervisor=OTHER, node="b", started="2026-01-31T12:00:00.000000Z", **facts),
+        attempts.announce(3, supervisor=OWNER, node="b", started="2026-01-31T11:00:00.000000Z", **facts),
+    ]
+    third = Supervisor(nonce="00ff00ff", host="trainer-1", pid=1)
+    put.append(attempts.announce(3, supervisor=third, node="a", started="2026-01-31T11:00:00.000000Z", **facts))
+    assert Attempts(store).announced(3) == [put[2], put[0]]
+    assert Attempts(store).announced(4) == []
+    assert (attempts.load(), attempts.next()) == ([], 1)
+
+
+def test_an_announcement_under_another_nonce_is_passed_over(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = file_store(place)
+    put = Attempts(store).announce(
+        1, supervisor=OTHER, node="b", address="b:1", token=TOKEN, slots=1, started="2026-01-31T12:00:00.000000Z", since=1
+    )
+    store.put_if_absent(names.attempt_node_key(1, OWNER.nonce), records.encode(put))
+    assert Attempts(store).announced(1) == [put]
+    assert "nonce" in caplog.text
 
 
 def test_of_two_supervisors_one_has_the_number(place: Path) -> None:
@@ -198,6 +225,18 @@ def test_readers_of_checkpoints_take_no_notice(place: Path) -> None:
 def test_what_an_attempt_cannot_say(record: records.Record, words: str) -> None:
     with pytest.raises(InvalidRecord, match=f"^the/key.json: {words}"):
         records.decode(records.encode(record), type(record), key="the/key.json")
+
+
+@pytest.mark.parametrize("nodes", [["a", "b", "a"], ["a", "a", "a"], ["b", "a", "a"]])
+def test_members_are_the_nodes_of_the_ranks(place: Path, nodes: list[str]) -> None:
+    members = [Member(node=name, nonce=OTHER.nonce, address=f"{name}:1", token=TOKEN) for name in "ab"]
+    attempts = Attempts(file_store(place))
+    with pytest.raises(InvalidRecord, match="ranks"):
+        attempts.plan(1, supervisor=OTHER, slots=[0, 1, 2], nodes=nodes, cause="start", members=members)
+    assert (
+        attempts.plan(1, supervisor=OTHER, slots=[0, 1, 0], nodes=["a", "a", "b"], cause="start", members=members).members
+        == members
+    )
 
 
 def test_ranks_of_two_nodes_may_have_slots_of_one_number() -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 from ckptcore import heartbeat
 from ckptcore.heartbeat import Beat, Phase
-from ckptsupervise.engine import Gone, Order
+from ckptsupervise.engine import Gone
+from ckptsupervise.orders import Order
 from tests.ckptcore.support import FakeClock
 
 Script = Callable[["FakeRunning", float], object]

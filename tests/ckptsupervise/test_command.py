@@ -193,9 +193,13 @@ def test_json_lines(job: Supervised) -> None:
     ("arguments", "message"),
     [
         (["--deadline", "compile=3s"], "expected PHASE=SPAN"),
+        (["--nnodes", "2", "--min-nnodes", "3"], "expected 1 ≤ min_nnodes ≤ nnodes"),
+        (["--nnodes", "2", "--silence", "1s"], "expected 2s at least"),
         (["--deadline", "train"], "expected a span of time"),
         (["--grace", "long"], "--grace 'long'"),
         (["--min-nproc", "3"], "1 ≤ min_nproc ≤ nproc"),
+        (["--min-nnodes", "2"], "1 ≤ min_nnodes ≤ nnodes"),
+        (["--nnodes", "2", "--address", "192.0.2.1"], "--address 192.0.2.1: this node cannot listen there"),
     ],
 )
 def test_what_cannot_be_served(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,8 @@ from ckptcore import heartbeat
 from ckptcore.errors import CallError
 from ckptcore.launch import launch
 from ckptsupervise import engine, leftovers, outputs, procfs
-from ckptsupervise.engine import Elastic, ElasticEngine, Order, Running, ended, environment, visible
+from ckptsupervise.engine import Elastic, ElasticEngine, Running, ended
+from ckptsupervise.orders import Group, Order, environment, visible
 from tests.processes import ROOT
 
 # The launcher leaves the files that ranks write to to the garbage collector.
@@ -212,6 +214,35 @@ def test_environments_differ_in_their_slots_alone(tmp_path: Path) -> None:
     assert second.pop("CKPT_SLOT") == "2"
     assert first == second
     assert first["CKPT_COORDINATOR"] == "127.0.0.1:7"
+
+
+def test_what_ranks_of_one_of_several_nodes_are_told(tmp_path: Path) -> None:
+    group = Group(first=4, size=8, index=1, nodes=3, master="[fd00::7]:5", coordinator="[fd00::7]:6")
+    found = environment(replace(order(tmp_path, "", slots=(0, 2)), group=group), group.coordinator, {})
+    local = [{**each, "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"} for rank, each in enumerate(found)]
+    places = [launch(each) for each in local]
+    assert [(place.rank, place.size, place.local_rank, place.slot) for place in places] == [(4, 8, 0, 0), (5, 8, 1, 2)]
+    assert {place.coordinator for place in places} == {"[fd00::7]:6"}
+    assert {(each["MASTER_ADDR"], each["MASTER_PORT"], each["GROUP_RANK"]) for each in found} == {("fd00::7", "5", "1")}
+    assert {each["TORCHELASTIC_USE_AGENT_STORE"] for each in found} == {"False"}, (
+        "rank 0 listens, as no engine knows of the others"
+    )
+
+
+@slow
+def test_ranks_are_numbered_through_all_nodes(tmp_path: Path) -> None:
+    """In what the engine says of them, too."""
+    group = Group(first=4, size=6, index=1, nodes=2, master="127.0.0.1:5", coordinator="127.0.0.1:6")
+    go = tmp_path / "go"
+    wait_to_be_told = "while not (rank == 5 and os.path.exists(sys.argv[1])): pulse.stepped(1); time.sleep(0.02)"
+    program = f"print('last words', file=sys.stderr)\n{wait_to_be_told}\nos._exit(rank)"
+    running = ElasticEngine().start(replace(order(tmp_path, program, str(go)), group=group))
+    training(running, tmp_path)
+    go.touch()
+    assert finish(running, tmp_path) == {4: -signal.SIGTERM, 5: 5}
+    assert sorted(running.processes()) == [4, 5]
+    assert "last words" in running.words(5)
+    assert [beat.rank for beat in heartbeat.read(tmp_path)] == [4, 5]
 
 
 @pytest.mark.parametrize(("script", "status"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", -9)])

@@ -16,8 +16,8 @@ from ckptcore.names import GenerationId
 from ckptcore.store import Storage
 from ckptsupervise.accounts import PATIENCE
 from ckptsupervise.deadlines import Deadlines
-from ckptsupervise.engine import Order
 from ckptsupervise.home import Home
+from ckptsupervise.orders import Order
 from ckptsupervise.policy import Policy
 from ckptsupervise.supervisor import Result, Supervise
 from ckptsupervise.telling import Told

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ckptsupervise.deadlines import Deadlines
-from ckptsupervise.engine import Order
+from ckptsupervise.orders import Order
 from ckptsupervise.telling import Told
 from ckptsupervise.watching import LOOK, Asked, Limits, Watch, Watched, shown_status
 from tests.ckptsupervise.fake import FakeEngine, FakeRunning, NodeClock, Script

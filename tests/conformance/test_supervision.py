@@ -31,8 +31,34 @@ def place(whole: Path) -> Iterator[FilePlace]:
         yield FilePlace(folder / "run")
 
 
+STRANGER = {"node": "b", "nonce": "00ab00ab", "address": "b:1", "token": "0b" * 32}
+
+
 def of(number: int, what: str, **fields: object) -> Change:
     return change(keys.attempt(number, what), **fields)
+
+
+def waiting(number: int, **changes: object) -> Callable[[FilePlace], None]:
+    """A node that has announced itself for an attempt."""
+
+    def write(place: FilePlace) -> None:
+        plan = json.loads(place.read(keys.attempt(1, "plan")) or b"")
+        supervisor = {**plan["supervisor"], "nonce": "00ab00ab"}
+        told = {name: plan[name] for name in ("version", "requires", "run_id", "created")}
+        own = {
+            "format": "ckpt/attempt-node",
+            "attempt": number,
+            "supervisor": supervisor,
+            "node": "b",
+            "address": "b:1",
+            "token": "0b" * 32,
+            "slots": 2,
+        }
+        record = {**told, **own, "started": plan["created"], "since": 1, **changes}
+        text = json.dumps(record, sort_keys=True, separators=(",", ":"))
+        place.write(keys.announcement(number, "00ab00ab"), text.encode())
+
+    return write
 
 
 def oldest_is_gone(place: FilePlace) -> None:
@@ -46,7 +72,13 @@ def test_a_supervised_run_has_no_problem(place: FilePlace) -> None:
 
 @pytest.mark.parametrize(
     "made",
-    [oldest_is_gone, delete(keys.attempt(5, "resumed")), delete(keys.attempt(2, "resumed")), of(3, "plan", run_id=None)],
+    [
+        oldest_is_gone,
+        delete(keys.attempt(5, "resumed")),
+        delete(keys.attempt(2, "resumed")),
+        of(3, "plan", run_id=None),
+        waiting(6),
+    ],
 )
 def test_what_the_rules_allow(place: FilePlace, made: Callable[[FilePlace], object]) -> None:
     made(place)
@@ -62,12 +94,16 @@ def test_what_the_rules_allow(place: FilePlace, made: Callable[[FilePlace], obje
         (of(4, "plan", slots=[0, 1]), keys.attempt(4, "plan"), "R-74"),
         (of(4, "plan", slots=[0, 1, 1]), keys.attempt(4, "plan"), "R-74"),
         (of(4, "end", run_id="00000000-0000-4000-8000-000000000000"), keys.attempt(4, "end"), "R-12"),
+        (of(4, "plan", members=[STRANGER]), keys.attempt(4, "plan"), "R-74"),
+        (waiting(6, attempt=7), keys.announcement(6, "00ab00ab"), "R-12"),
+        (waiting(6, slots=0), keys.announcement(6, "00ab00ab"), "R-6"),
+        (waiting(6, supervisor={"nonce": "00cd00cd", "host": "b", "pid": 1}), keys.announcement(6, "00ab00ab"), "R-12"),
         (of(1, "end", incident=None), keys.attempt(1, "end"), "R-6"),
         (of(1, "end", format="ckpt/attempt-plan"), keys.attempt(1, "end"), "R-12"),
         (of(2, "resumed", restored=7), keys.attempt(2, "resumed"), "R-6"),
     ],
 )
-def test_what_breaks_a_rule_is_found(place: FilePlace, made: Change, key: str, clause: str) -> None:
+def test_what_breaks_a_rule_is_found(place: FilePlace, made: Callable[[FilePlace], object], key: str, clause: str) -> None:
     made(place)
     assert (key, clause) in {(problem.key, problem.clause) for problem in checker.check(place)}
 

@@ -136,15 +136,30 @@ def test_several_replicas_as_the_page_says() -> None:
     assert [launch(environ).rank for environ in pods(two)] == list(range(8))
 
 
-def test_a_supervised_pod_has_a_command_line_that_is_one() -> None:
+def supervised(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """What the command line of a supervised pod says."""
     from ckptcli.lazily import COMMANDS
     from ckptcli.supervise import supervise
 
-    (container,) = job_specs(MANIFESTS["job.yaml"])[0]["template"]["spec"]["containers"]
+    (container,) = job_specs(manifest)[0]["template"]["spec"]["containers"]
     _, name, *arguments = container["command"]
     assert COMMANDS[name] == "supervise"
     alone = typer.Typer(add_completion=False)
     alone.command(name)(supervise)
-    given = get_command(alone).make_context(name, arguments).params
+    return get_command(alone).make_context(name, arguments).params
+
+
+def test_several_supervised_machines_as_the_page_says() -> None:
+    several = copy.deepcopy(MANIFESTS["job.yaml"])
+    several["spec"].update(completions=4, parallelism=4)
+    (container,) = several["spec"]["template"]["spec"]["containers"]
+    container["command"][2:2] = ["--nnodes=4", "--min-nnodes=3"]
+    assert SCHEMA.is_valid(several)
+    given = supervised(several)
+    assert (given["nnodes"], given["min_nnodes"], given["nproc"], given["node"], given["address"]) == (4, 3, 8, None, None)
+
+
+def test_a_supervised_pod_has_a_command_line_that_is_one() -> None:
+    given = supervised(MANIFESTS["job.yaml"])
     assert (given["nproc"], given["min_nproc"], given["run"]) == (8, 7, "s3://bucket/run")
     assert list(given["command"]) == ["python", "train_torch.py", "s3://bucket/run", "100000"]

@@ -28,7 +28,7 @@ def test_bash_can_read_it(script: Path) -> None:
 
 
 def test_there_are_scripts() -> None:
-    assert [path.name for path in SCRIPTS] == ["nodes.sbatch", "one-node.sbatch", "tpu-vm.sh"]
+    assert [path.name for path in SCRIPTS] == ["nodes.sbatch", "one-node.sbatch", "supervised-nodes.sbatch", "tpu-vm.sh"]
 
 
 @pytest.mark.parametrize("script", [path for path in SCRIPTS if path.suffix == ".sbatch"], ids=lambda path: path.name)
@@ -119,6 +119,20 @@ def test_one_node_is_supervised_and_queued_again_if_it_was_preempted(cluster: Cl
     assert done.returncode == status
     started = "ckpt supervise --run s3://bucket/run --nproc 4 --min-nproc 3 --grace 4min -- python train.py"
     assert cluster.calls == [started, *(["scontrol requeue 77"] if requeued else [])]
+
+
+# --- supervised-nodes.sbatch
+
+
+@pytest.mark.parametrize(("status", "requeued"), [(0, False), (1, False), (143, True)])
+def test_each_node_has_a_supervisor(cluster: Cluster, status: int, *, requeued: bool) -> None:
+    (cluster.folder / "status").write_text(str(status))
+    more = {"NPROC": "4", "MIN_NPROC": "3", "MIN_NNODES": "2", "SLURM_NNODES": "3", "SLURM_NTASKS_PER_NODE": "1"}
+    done = cluster.run("supervised-nodes.sbatch", "python", "train.py", **more)
+    assert done.returncode == status
+    options = "--run s3://bucket/run --nnodes 3 --min-nnodes 2 --nproc 4 --min-nproc 3 --grace 4min"
+    started = f"ckpt supervise {options} -- python train.py"
+    assert cluster.calls == [started] * 3 + (["scontrol requeue 77"] if requeued else [])
 
 
 # --- tpu-vm.sh

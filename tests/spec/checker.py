@@ -38,6 +38,7 @@ KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("retired", rf"ledger/{_GENERATION}\.retired\.json"),
         ("staged", rf"ledger/{_GENERATION}\.staged\.json"),
         ("note", rf"notes/{_GENERATION}/[A-Za-z0-9_][A-Za-z0-9_.\-]*\.json"),
+        ("attempt-node", r"supervision/[0-9]{8}/nodes/[0-9a-f]{8,64}\.json"),
         ("attempt-plan", r"supervision/[0-9]{8}/plan\.json"),
         ("attempt-resumed", r"supervision/[0-9]{8}/resumed\.json"),
         ("attempt-end", r"supervision/[0-9]{8}/end\.json"),

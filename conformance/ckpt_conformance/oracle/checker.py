@@ -78,6 +78,8 @@ def _against_key(run: Run, key: str, value: Value) -> Iterator[Problem]:
     for field in ("incarnation", "rank", "attempt"):
         if field in parts and value[field] != int(parts[field]):
             yield Problem(key, "R-12", f"its {field} is {value[field]}")
+    if "nonce" in parts and value["supervisor"]["nonce"] != parts["nonce"]:
+        yield Problem(key, "R-12", f"its supervisor's nonce is {value['supervisor']['nonce']}")
     content = run.content[key]
     if "digest" in parts and keys.in_key(digests.digest(content)) != parts["digest"]:
         yield Problem(key, "L-14", f"its bytes have the digest {digests.digest(content)}")

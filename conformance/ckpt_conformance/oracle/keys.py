@@ -27,6 +27,7 @@ _KINDS = {
     "retired": rf"ledger/{_GENERATION}\.retired\.json",
     "staged": rf"ledger/{_GENERATION}\.staged\.json",
     "note": rf"notes/{_GENERATION}/(?P<name>{_SEGMENT})\.json",
+    "attempt-node": rf"supervision/{_ATTEMPT}/nodes/(?P<nonce>[0-9a-f]{{8,64}})\.json",
     "attempt-plan": rf"supervision/{_ATTEMPT}/plan\.json",
     "attempt-resumed": rf"supervision/{_ATTEMPT}/resumed\.json",
     "attempt-end": rf"supervision/{_ATTEMPT}/end\.json",
@@ -144,6 +145,11 @@ def state(generation: str) -> str:
 def attempt(number: int, what: str) -> str:
     """The key of a record of a supervisor's attempt: its `plan`, `resumed` or `end` (U-1)."""
     return f"supervision/{number:08}/{what}.json"
+
+
+def announcement(number: int, nonce: str) -> str:
+    """The key by which a node's supervisor announces itself for an attempt (U-18)."""
+    return f"supervision/{number:08}/nodes/{nonce}.json"
 
 
 def in_key(digest: str) -> str:

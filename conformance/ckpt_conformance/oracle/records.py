@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from itertools import groupby
 from typing import Any
 
 from jsonschema import Draft202012Validator, ValidationError
@@ -20,7 +21,7 @@ _SIZE, _CERTIFIED_SIZE = 2**24, 2**30
 _FORMATS = {"manifest": "ckpt/decision", "abort": "ckpt/decision"}
 _KINDS = (
     "run", "claim", "base", "layout", "values", "receipt", "index", "roster", "manifest", "abort", "retired", "staged", "note",
-    "attempt-plan", "attempt-resumed", "attempt-end",
+    "attempt-node", "attempt-plan", "attempt-resumed", "attempt-end",
 )  # fmt: skip
 
 
@@ -209,6 +210,10 @@ def _plan(record: Mapping[str, Any]) -> Iterator[Fault]:
         yield "R-74", f"{len(record['slots'])} slots and {len(record['nodes'])} nodes for {record['processes']} processes"
     if len(set(places)) != len(places):
         yield "R-74", "two ranks have the same slot of a node"
+    runs = [node for node, _ in groupby(record["nodes"])]
+    members = [member["node"] for member in record.get("members", [])]
+    if members and (members != runs or len(set(runs)) != len(runs)):
+        yield "R-74", f"the members {members} are not the nodes of the ranks, in their order"
 
 
 def _value(name: str, encoded: Any) -> Iterator[Fault]:

@@ -16,7 +16,8 @@ def faults(run: Run) -> Iterator[Problem]:
 
     The oldest attempts may have been deleted (U-14).
     """
-    numbers = sorted({int(named.parts["attempt"]) for key, named in run.named.items() if key.startswith(FOLDER)})
+    kept = [named for key, named in run.named.items() if key.startswith(FOLDER) and named.kind != "attempt-node"]
+    numbers = sorted({int(named.parts["attempt"]) for named in kept})
     for number in range(numbers[0], numbers[-1] + 1) if numbers else ():
         plan, end = keys.attempt(number, "plan"), keys.attempt(number, "end")
         if not _there(run, plan):

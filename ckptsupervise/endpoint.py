@@ -1,0 +1,135 @@
+"""Where the supervisor of a node is reached by those of others: it proves that it lives, and takes in who joins what it leads.
+
+Whoever does not know its token is told nothing and cannot ask for anything. It may take one of `GREETINGS` places for `GREETING`
+seconds.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import suppress
+
+from ckptcore.errors import CallError
+from ckptsupervise.handshake import GREETING, GREETING_BYTES, admit, enter, new_token
+from ckptsupervise.wire import AnyMessage, Channel, Join, LinkLost, joined
+
+GREETINGS = 256
+"""How many that have connected are asked what for at a time; others wait."""
+
+PAUSE = 0.1
+"""Seconds until it listens again after an error."""
+
+
+class Endpoint:
+    """Listens at a free port of `host` until it is closed. Raises `CallError` if that is no address of this node.
+
+    `address`, `token`: what others need to reach it. `silence`: seconds after which a link that says nothing is cut.
+    """
+
+    def __init__(self, host: str, *, silence: float) -> None:
+        self.token, self._silence = new_token(), silence
+        self._places = threading.BoundedSemaphore(GREETINGS)
+        self._joins: dict[tuple[int, str], Channel] = {}
+        self._lock, self._closed = threading.Lock(), threading.Event()
+        try:
+            family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+            self._listener = socket.create_server((host, 0), family=family, backlog=1024)
+        except OSError as error:
+            raise CallError(f"--address {host}: this node cannot listen there: {error.strerror or error}") from error
+        self.address = joined(host, self._listener.getsockname()[1])
+        self._thread = threading.Thread(target=self._run, name="endpoint", daemon=True)
+        self._thread.start()
+
+    def take(self, attempt: int, nonce: str) -> Channel | None:
+        """The link to a supervisor that has joined `attempt`; None if it has not come yet."""
+        with self._lock:
+            return self._joins.pop((attempt, nonce), None)
+
+    def close(self) -> None:
+        """Listen no longer; links that nobody took are closed."""
+        self._closed.set()
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(GREETING)
+        with self._lock:
+            for channel in self._joins.values():
+                channel.close()
+            self._joins.clear()
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            self._places.acquire()
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # closed, or too many open files for a moment
+                self._places.release()
+                self._closed.wait(PAUSE)
+                continue
+            threading.Thread(target=self._greet, args=(connection,), name="greeting", daemon=True).start()
+
+    def _greet(self, connection: socket.socket) -> None:
+        try:
+            channel = Channel(connection, GREETING)
+        except OSError:  # gone already
+            connection.close()
+        else:
+            self._admit(channel)
+        finally:
+            self._places.release()
+
+    def _admit(self, channel: Channel) -> None:
+        try:
+            admit(channel, self.token)
+            self._let_in(channel.receive(GREETING_BYTES), channel)
+        except LinkLost:  # who proves nothing, or has seen by now that this one lives
+            channel.close()
+
+    def _let_in(self, said: AnyMessage, channel: Channel) -> None:
+        if not isinstance(said, Join):
+            raise LinkLost("does not want to join")
+        channel.give(self._silence)
+        with self._lock:
+            before = self._joins.pop((said.attempt, said.nonce), None)
+            self._joins[said.attempt, said.nonce] = channel
+        if before is not None:
+            before.close()
+
+
+def connect(address: str, token: str, *, timeout: float) -> Channel:
+    """A link to the supervisor with that token, which lives at `address`. Raises `LinkLost`; each step has `timeout` seconds."""
+    channel = Channel.connect(address, timeout=timeout)
+    try:
+        enter(channel, token)
+    except LinkLost:
+        channel.close()
+        raise
+    return channel
+
+
+def answers(address: str, token: str, *, timeout: float) -> bool:
+    """Whether the supervisor with that token lives at `address`."""
+    try:
+        connect(address, token, timeout=timeout).close()
+    except LinkLost:
+        return False
+    return True
+
+
+def own_host() -> str:
+    """The address of this node that its route to other networks begins at; the host's name where there is no such route."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing
+        except OSError:
+            return socket.gethostname()
+        return probe.getsockname()[0]
+
+
+def free_port(host: str) -> int:
+    """A port of `host` that nobody listens on at the moment."""
+    family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+    with socket.socket(family) as probe:
+        probe.bind((host, 0))
+        return probe.getsockname()[1]

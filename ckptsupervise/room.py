@@ -1,0 +1,37 @@
+"""Looks aside, while ranks train, whether nodes wait that the job could use: whoever watches ranks must not wait for a store."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Self
+
+from ckptcore.errors import CheckpointError
+from ckptcore.events import log
+
+
+class Room:
+    """Asks `look` every `pause` seconds until it has an answer, in a thread."""
+
+    def __init__(self, look: Callable[[], str], *, pause: float) -> None:
+        self._look, self._pause = look, pause
+        self._why, self._done = "", threading.Event()
+        self._thread = threading.Thread(target=self._run, name="room", daemon=True)
+
+    def why(self) -> str:
+        """The answer, if there is one yet."""
+        return self._why
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()  # it is not waited for: the store may be away
+
+    def _run(self) -> None:
+        while not self._why and not self._done.wait(self._pause):
+            try:
+                self._why = self._look()
+            except CheckpointError as error:
+                log.warning("it is not known whether other nodes wait: %s", error)

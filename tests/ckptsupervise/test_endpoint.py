@@ -1,0 +1,262 @@
+"""What supervisors say to each other, and to whom: real connections over the loopback."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import msgspec
+import pytest
+
+from ckptcore.attempts import Member
+from ckptcore.clock import Clock
+from ckptcore.errors import CallError
+from ckptcore.heartbeat import Beat
+from ckptsupervise import endpoint
+from ckptsupervise.ending import Exit, LostNode, ending
+from ckptsupervise.endpoint import Endpoint, answers, connect
+from ckptsupervise.handshake import GREETING_BYTES, admit, enter, new_token
+from ckptsupervise.links import Link
+from ckptsupervise.wire import (
+    Challenge,
+    Channel,
+    Ended,
+    Finished,
+    Go,
+    Join,
+    Kill,
+    LinkLost,
+    Proof,
+    State,
+    Tick,
+    joined,
+    split,
+)  # fmt: skip
+
+OTHER = "00bb00bb00bb00bb"
+SILENCE = 0.3
+
+
+@pytest.fixture
+def own() -> Iterator[Endpoint]:
+    made = Endpoint("127.0.0.1", silence=SILENCE)
+    yield made
+    made.close()
+
+
+def pair() -> tuple[Channel, Channel]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        one = socket.create_connection(listener.getsockname())
+        return Channel(one, SILENCE), Channel(listener.accept()[0], SILENCE)
+
+
+def join(own: Endpoint) -> Channel:
+    channel = connect(own.address, own.token, timeout=5)
+    channel.send(Join(nonce=OTHER, attempt=3))
+    return channel
+
+
+def taken(own: Endpoint) -> Channel:
+    for _ in Clock().polls(10, first=0.01, most=0.05):
+        found = own.take(3, OTHER)
+        if found is not None:
+            return found
+    raise AssertionError("nobody joined")
+
+
+def test_it_answers_who_knows_its_token(own: Endpoint) -> None:
+    assert answers(own.address, own.token, timeout=5)
+    assert not answers(own.address, new_token(), timeout=5)
+    own.close()
+    assert not answers(own.address, own.token, timeout=5)
+
+
+def test_an_address_that_is_none() -> None:
+    assert not answers("nowhere", new_token(), timeout=1)
+    assert split(joined("fd00::8", 7)) == ("fd00::8", 7)
+    assert split(joined("a.example", 7)) == ("a.example", 7)
+
+
+def test_a_listener_that_never_answers_is_not_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert not answers(joined(*silent.getsockname()), new_token(), timeout=0.2)
+
+
+def test_an_address_of_another_machine() -> None:
+    with pytest.raises(CallError, match=r"--address 192\.0\.2\.1"):
+        Endpoint("192.0.2.1", silence=1)
+
+
+def test_who_joins_is_taken_once(own: Endpoint) -> None:
+    channel = join(own)
+    link = taken(own)
+    assert own.take(3, OTHER) is None
+    link.send(Go(master="a:1", coordinator="a:2"))
+    assert channel.receive() == Go(master="a:1", coordinator="a:2")
+    channel.close()
+    with pytest.raises(LinkLost, match="closed the link, or died"):
+        link.receive()
+    link.close()
+
+
+def hung_up(stranger: socket.socket) -> bool:
+    """Whether the other side is gone, after one more byte to it. Raises `TimeoutError` if it listens still."""
+    try:
+        stranger.sendall(b"x")
+        return stranger.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+def refused(own: Endpoint, said: bytes) -> bool:
+    """Whether the endpoint hangs up, having said nothing but that it wants a proof."""
+    with socket.create_connection(split(own.address), 5) as stranger, stranger.makefile("rb") as heard:
+        assert b"challenge" in heard.readline()
+        stranger.sendall(said)
+        return heard.read(1) == b""
+
+
+STRANGE = {
+    "no JSON": b"hello\n",
+    "no message": b'{"type":"rm"}\n',
+    "half a proof": b'{"type":"proof"}\n',
+    "a wrong proof": msgspec.json.encode(Proof(number="0" * 32, proof="0" * 64)) + b"\n",
+    "joins without a proof": msgspec.json.encode(Join(nonce=OTHER, attempt=3)) + b"\n",
+    "kills without a proof": msgspec.json.encode(Kill()) + b"\n",
+    "bytes": b"\xff" * 10 + b"\n",
+    "no text": msgspec.json.encode(Proof(number="ä", proof="ä")) + b"\n",
+    "nested": b'{"type":"proof","x":' + b"[" * (GREETING_BYTES - 30) + b"\n",
+    "without an end": b"x" * 2 * GREETING_BYTES,
+}
+
+
+@pytest.mark.parametrize("said", STRANGE.values(), ids=STRANGE)
+def test_a_stranger_is_turned_away(own: Endpoint, said: bytes) -> None:
+    assert refused(own, said)
+    assert own.take(3, OTHER) is None
+    assert answers(own.address, own.token, timeout=5)
+
+
+def test_a_stranger_that_sends_byte_after_byte_is_not_waited_for(own: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "GREETING", 0.3)
+    with socket.create_connection(split(own.address), 5) as stranger:
+        assert b"challenge" in stranger.recv(1000)
+        stranger.settimeout(0.05)
+        for left in Clock().polls(10, first=0.0, most=0.0):
+            assert left > 0
+            with suppress(TimeoutError):
+                if hung_up(stranger):
+                    break
+
+
+def test_more_strangers_than_places_let_others_in_after_a_while(own: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "GREETING", 0.2)
+    crowd = [socket.create_connection(split(own.address), 5) for _ in range(endpoint.GREETINGS + 10)]
+    assert answers(own.address, own.token, timeout=5)
+    for each in crowd:
+        each.close()
+
+
+def test_a_proof_is_of_no_use_a_second_time(own: Endpoint) -> None:
+    """What was overheard opens nothing: the endpoint has drawn another number."""
+    near, far = pair()
+    with ThreadPoolExecutor(1) as pool:
+        entering = pool.submit(enter, near, own.token)
+        far.send(Challenge(number="1" * 32))
+        overheard = far.receive()
+        far.close()
+        assert isinstance(entering.exception(5), LinkLost)
+    assert refused(own, msgspec.json.encode(overheard) + b"\n")
+    near.close()
+
+
+def test_who_has_taken_over_an_address_is_not_taken_for_the_supervisor() -> None:
+    """It cannot prove itself, whatever it answers: with what it was told, too."""
+    near, far = pair()
+    with ThreadPoolExecutor(1) as pool:
+        entering = pool.submit(enter, near, new_token())
+        far.send(Challenge(number="1" * 32))
+        far.send(far.receive())
+        with pytest.raises(LinkLost, match="another supervisor"):
+            entering.result(5)
+    near.close()
+    far.close()
+
+
+def test_both_prove_that_they_know_the_token() -> None:
+    near, far = pair()
+    token = new_token()
+    with ThreadPoolExecutor(1) as pool:
+        listening = pool.submit(admit, far, token)
+        enter(near, token)
+        listening.result(5)
+    near.close()
+    far.close()
+
+
+def test_a_message_has_a_length_at_most() -> None:
+    one, other = pair()
+    other.send(Tick())
+    other.send(Go(master="a" * 99, coordinator=""))
+    assert one.receive(50) == Tick()
+    with pytest.raises(LinkLost, match="more than 50 bytes"):
+        one.receive(50)
+    one.close()
+    other.close()
+
+
+def test_silence_is_a_loss() -> None:
+    one, other = pair()
+    one.send(Tick())
+    assert other.receive() == Tick()
+    with pytest.raises(LinkLost, match=r"no sign of life for 0\.3 s"):
+        other.receive()
+    one.close()
+    other.close()
+
+
+def test_a_link_tells_of_another_clock() -> None:
+    """Whose ranks' moments are those of this one's."""
+    near, far = pair()
+    link = Link(Member(node="b", nonce=OTHER, address="", token=""), range(2, 4), near, Clock())
+    now = Clock().monotonic()
+    beat = Beat(rank=2, pid=7, phase="train", at=999.0, since=990.0, marks={"init": 900.0})
+    state = State(now=1000.0, beats=[beat], gone=[Ended(rank=3, status=-9, at=998.0)], processes={2: 7}, asked=1, over=True)
+    far.send(Finished(state=state, left=[], words={3: "ouch"}))
+    link.wait("finished", 10)
+    assert link.over
+    assert link.words == {3: "ouch"}
+    (seen,), (gone,) = link.beats, link.gone
+    assert -1.0 <= seen.at - now < 9.0
+    assert [round(seen.at - each, 3) for each in (seen.since, seen.marks["init"], gone.at)] == [9.0, 99.0, 1.0]
+    far.close()
+    link.close()
+
+
+def test_a_link_that_is_lost() -> None:
+    near, far = pair()
+    link = Link(Member(node="b", nonce=OTHER, address="", token=""), range(2, 4), near, Clock())
+    far.close()
+    link.wait("finished", 10)
+    assert link.over
+    assert link.lost is not None
+    assert link.lost.node == "b"
+    link.tell(Tick())
+    link.close()
+
+
+def test_this_node_has_an_address() -> None:
+    assert endpoint.own_host()
+    assert 0 < endpoint.free_port("127.0.0.1") < 65536
+
+
+def test_a_lost_node_is_the_reason_unless_a_rank_had_failed_before() -> None:
+    lost = LostNode(node="b", since=10.0, message="no sign of life for 6 s")
+    after = ending([Exit(rank=0, status=1, at=10.2)], [], lost=lost)
+    assert (after.kind, after.node, after.rank, after.outcome) == ("node", "b", None, "failed")
+    before = ending([Exit(rank=0, status=1, at=9.0)], [], lost=lost)
+    assert (before.kind, before.rank) == ("exit", 0)
+    assert ending([], [], lost=lost, stopping="preempted").outcome == "preempted"
+    assert ending([Exit(rank=0, status=0, at=11.0)], [], lost=lost).kind == "node"

@@ -1,0 +1,231 @@
+"""Several nodes agree on attempts, and lose each other: supervisors in threads, over one store and real connections."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ckptcore.attempts import Attempts, Supervisor
+from ckptsupervise import following, links, rendezvous
+from tests.ckptcore.support import file_store
+from tests.ckptsupervise.nodes import Nodes, done, failing, nodes, train
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # of the processes that guard
+    with nodes(tmp_path) as made:
+        yield made
+
+
+def test_nodes_meet_and_finish(job: Nodes) -> None:
+    found = [job.start(name, done(1), min_nnodes=2) for name in ("b", "a")]
+    assert [node.result.reason for node in found if node.join() and node.result] == ["finished"] * 2
+    (attempt,) = job.attempts
+    assert [member.node for member in attempt.plan.members] == ["a", "b"]
+    assert (attempt.plan.nodes, attempt.plan.slots, attempt.plan.cause) == (["a", "a", "b", "b"], [0, 1, 0, 1], "start")
+    assert attempt.resumed is not None
+    assert attempt.end is not None
+    assert (attempt.end.outcome, attempt.end.last_step is not None) == ("finished", True)
+    b, a = (node.orders[0] for node in found)
+    assert (list(a.ranks), list(b.ranks)) == ([0, 1], [2, 3])
+    assert a.group is not None
+    assert b.group is not None
+    assert (a.group.size, a.group.index, b.group.index, b.group.nodes) == (4, 0, 1, 2)
+    assert (a.group.master, a.group.coordinator) == (b.group.master, b.group.coordinator)
+    left = [key for key in file_store(job.place / "run").list("supervision/") if "/00000002/" in key]
+    assert left == [], "nobody announces itself for what will not be"
+
+
+def test_a_rank_of_another_node_fails_and_all_start_again(job: Nodes) -> None:
+    a, b = job.start("a", train, done(1)), job.start("b", failing(0.5), done(1))
+    assert [a.join(), b.join()] == [a.result, b.result]
+    assert job.outcomes() == ["failed", "finished"]
+    end = job.attempts[0].end
+    assert end is not None
+    assert end.incident is not None
+    assert (end.incident.kind, end.incident.rank, end.incident.node, end.incident.slot) == ("signal", 3, "b", 1)
+    assert job.members() == [["a", "b"], ["a", "b"]]
+
+
+def test_the_node_that_leads_dies_and_comes_back(job: Nodes) -> None:
+    a, b = job.start("a"), job.start("b", train, train, done(1))
+    a.wait_for("training is at step")
+    a.die()
+    b.wait_for("attempt 2: 2 ranks on b")
+    again = job.start("a", done(1))
+    assert b.join() is not None
+    assert again.join() is not None
+    assert job.members() == [["a", "b"], ["b"], ["a", "b"]]
+    assert job.outcomes() == ["failed", "resized", "finished"]
+    assert [each.plan.cause for each in job.attempts] == ["start", "shrunk", "grown"]
+    end = job.attempts[0].end
+    assert end is not None
+    assert end.incident is not None
+    assert (end.incident.kind, end.incident.node, end.incident.rank) == ("node", "a", None)
+
+
+def test_a_node_that_follows_dies(job: Nodes) -> None:
+    a, b = job.start("a", train, done(1)), job.start("b")
+    a.wait_for("training is at step")
+    b.die()
+    assert a.join() is not None
+    assert job.members() == [["a", "b"], ["a"]]
+    end = job.attempts[0].end
+    assert end is not None
+    assert end.incident is not None
+    assert (end.incident.kind, end.incident.node) == ("node", "b")
+
+
+def test_a_late_node_makes_the_job_grow(job: Nodes) -> None:
+    b = job.start("b", train, done(1))
+    b.wait_for("training is at step")
+    a = job.start("a", done(1))
+    assert a.join() is not None
+    assert b.join() is not None
+    assert job.members() == [["b"], ["a", "b"]]
+    assert job.outcomes() == ["resized", "finished"]
+
+
+def test_a_spare_node_leaves_a_job_alone_that_is_led(job: Nodes) -> None:
+    job.waits = replace(job.waits, silence=2.5, join=0.5)
+    found = [job.start(name, done(6)) for name in "ab"]
+    found[0].wait_for("training is at step")
+    spare = job.start("c")
+    assert [node.result.reason for node in (*found, spare) if node.join() and node.result] == ["finished"] * 3
+    assert "attempt 1 runs on a, b" in spare.said
+    assert (job.members(), spare.orders) == ([["a", "b"]], [])
+
+
+def test_of_two_that_plan_one_wins(job: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither reaches the other, and each takes itself for the only one. Who loses does not take the run then."""
+    monkeypatch.setattr(rendezvous, "answers", lambda *_, **__: False)
+    job.waits = replace(job.waits, silence=0.5, enough=30.0)
+    found = [job.start(name, done(3)) for name in "ab"]
+    assert {node.result.reason for node in found if node.join() and node.result} == {"finished"}
+    assert len(job.attempts) == 1
+    assert sorted(len(node.orders) for node in found) == [0, 1]
+    assert any("cannot be reached from here" in each for node in found for each in node.said)
+
+
+def test_a_node_is_told_to_stop_and_the_others_go_on(job: Nodes) -> None:
+    a, b = job.start("a"), job.start("b", train, done(1))
+    a.wait_for("training is at step")
+    a.asked.take(signal.SIGTERM)
+    result = a.join()
+    assert result is not None
+    assert (result.reason, result.signal) == ("preempted", signal.SIGTERM)
+    assert b.join() is not None
+    assert job.members() == [["a", "b"], ["b"]]
+    assert job.outcomes() == ["resized", "finished"]
+
+
+def test_a_node_is_told_to_stop_and_the_others_are_too_few(job: Nodes) -> None:
+    a, b = job.start("a", min_nnodes=2), job.start("b", min_nnodes=2)
+    a.wait_for("training is at step")
+    b.asked.take(signal.SIGTERM)
+    assert [node.result.reason for node in (a, b) if node.join() and node.result] == ["preempted", "preempted"]
+    assert job.outcomes() == ["preempted"]
+
+
+def test_a_node_that_keeps_failing_is_left_out(job: Nodes) -> None:
+    options = {"tries": 2, "max_restarts": 5}
+    a, b = job.start("a", failing(0.3), **options), job.start("b", train, train, done(3), **options)
+    assert b.join() is not None
+    assert a.join() is not None
+    assert job.members() == [["a", "b"], ["a", "b"], ["b"]]
+    assert [each.plan.cause for each in job.attempts] == ["start", "restart", "shrunk"]
+
+
+def test_a_node_that_was_left_out_comes_back(job: Nodes) -> None:
+    options = {"tries": 2, "max_restarts": 5, "grow_after": 3.0}
+    a = job.start("a", failing(0.3), failing(0.3), done(1), **options)
+    b = job.start("b", train, train, train, done(1), **options)
+    assert [node.result.reason for node in (a, b) if node.join() and node.result] == ["finished"] * 2
+    assert job.members() == [["a", "b"], ["a", "b"], ["b"], ["a", "b"]]
+    assert job.outcomes() == ["failed", "failed", "resized", "finished"]
+
+
+def test_a_leader_that_lives_and_records_nothing_is_not_waited_for_for_ever(job: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gives no sign of life on the link, so the attempt ends; but it answers who asks for it."""
+    monkeypatch.setattr(links, "TICK", 1e6)
+    job.waits = replace(job.waits, enough=3.0)
+    a, b = job.start("a", min_nnodes=2), job.start("b", min_nnodes=2)
+    a.wait_for("training is at step")
+    a.stall()
+    result = b.join()
+    assert result is not None
+    assert result.reason == "no-progress"
+    assert "node a, which led it, does not say how" in result.message
+    assert job.outcomes() == [None]
+
+
+def test_all_stop_for_want_of_progress(job: Nodes) -> None:
+    found = [job.start(name, failing(0.2), min_nnodes=2, max_restarts=1) for name in "ab"]
+    assert [node.result.reason for node in found if node.join() and node.result] == ["no-progress"] * 2
+    assert job.outcomes() == ["failed", "failed"]
+
+
+def test_too_few_nodes_are_named(job: Nodes) -> None:
+    job.waits = replace(job.waits, enough=1.0)
+    result = job.start("b", min_nnodes=2).join()
+    assert result is not None
+    assert result.reason == "no-progress"
+    assert "1 of 2 nodes (2 at least) are there for attempt 1: b" in result.message
+    assert job.attempts == []
+
+
+def test_a_node_that_has_a_part_and_does_not_come(job: Nodes) -> None:
+    """Its supervisor answers, and then takes no part: the attempt ends, and names it."""
+    job.waits = replace(job.waits, assemble=1.0)
+    b = job.start("b", min_nnodes=2)
+    b.wait_for("1 of 2 nodes")
+    b.stall()
+    a = job.start("a", train, done(1), max_restarts=0)
+    result = a.join()
+    assert result is not None
+    assert result.reason == "no-progress"
+    end = job.attempts[0].end
+    assert end is not None
+    assert end.incident is not None
+    assert (end.incident.kind, end.incident.node) == ("node", "b")
+    assert "did not join within 1 s" in end.incident.message
+
+
+def test_a_supervisor_that_hangs_is_lost(job: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "STUCK", 0.5)
+    a, b = job.start("a", min_nnodes=2, max_restarts=0), job.start("b", min_nnodes=2, max_restarts=0)
+    a.wait_for("training is at step")
+    b.stall()
+    result = a.join()
+    assert result is not None
+    assert result.reason == "no-progress"
+    assert "node b is lost: no sign of life for 4 s" in a.said
+
+
+def test_a_newer_supervisor_of_the_same_node_has_it(job: Nodes) -> None:
+    first, b = job.start("a"), job.start("b", train, done(1))
+    b.wait_for("led by a")
+    first.wait_for("training is at step")
+    second = job.start("a", done(1))
+    result = first.join()
+    assert result is not None
+    assert result.reason == "superseded"
+    assert second.join() is not None
+    assert b.join() is not None
+    assert job.members() == [["a", "b"], ["a", "b"]]
+
+
+def test_a_supervisor_of_one_node_takes_the_run(job: Nodes) -> None:
+    a, b = job.start("a", failing(1)), job.start("b")
+    a.wait_for("training is at step")
+    other = Supervisor(nonce="00ff00ff00ff00ff", host="elsewhere", pid=11)
+    Attempts(file_store(job.place / "run")).plan(2, supervisor=other, slots=[0], nodes=["elsewhere"], cause="start")
+    assert {node.result.reason for node in (a, b) if node.join() and node.result} == {"superseded"}
+    assert job.outcomes() == ["superseded", None]
