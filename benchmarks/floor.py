@@ -5,14 +5,16 @@ A ratio to the floor of the same round says something on another machine too; se
 
 from __future__ import annotations
 
+import mmap
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+import blake3
 import numpy as np
 
 from benchmarks import page_cache
@@ -21,6 +23,12 @@ FILE_BYTES = 64 << 20
 """Of each file, where there are several."""
 PIECE_BYTES = 4 << 20
 """Of one system call."""
+CHUNK_BYTES = 16 << 20
+"""Of each digest."""
+DIGESTED_BYTES = 1 << 20
+"""Of one system call whose bytes are digested at once, while they are in the processor's cache."""
+LARGE_BYTES = 4 << 20
+"""From here on numpy asks for large pages."""
 THREADS = (2, 4, 8)
 
 Result = TypeVar("Result")
@@ -42,17 +50,16 @@ def restore_floor(folder: Path, nbytes: int, *, cached: bool) -> dict[str, float
 
     The files are written first, and are in the page cache, or not.
     """
-    source, into = _noise(min(nbytes, 4 * FILE_BYTES)), np.ones(nbytes, np.uint8)
+    into = np.ones(nbytes, np.uint8)
+    return _restored(folder, nbytes, (1, *THREADS), lambda place, threads: _read(place, into, threads), cached=cached)
 
-    def measure(place: Path) -> dict[str, float]:
-        _written(place, nbytes, source, FILE_BYTES, max(THREADS))
-        seconds: dict[str, float] = {}
-        for threads in (1, *THREADS):
-            (page_cache.load if cached else page_cache.drop)(place)
-            seconds[f"files-{threads}"] = _read(place, into, threads)
-        return seconds
 
-    return _in_scratch(folder, measure)
+def proven_floor(folder: Path, sizes: Sequence[int], *, cached: bool) -> dict[str, float]:
+    """As `restore_floor`, into new memory, an array of each of these sizes, with a digest of every 16 MiB.
+
+    It is what a restore costs that gives new arrays and proves them, whatever the format.
+    """
+    return _restored(folder, sum(sizes), THREADS, lambda place, threads: _prove(place, sizes, threads), cached=cached)
 
 
 def copy_floor(nbytes: int) -> float:
@@ -66,6 +73,22 @@ def copy_floor(nbytes: int) -> float:
 def best(ways: dict[str, float]) -> float:
     """The fastest of several ways."""
     return min(ways.values())
+
+
+def _restored(
+    folder: Path, nbytes: int, threads: Sequence[int], read: Callable[[Path, int], float], *, cached: bool
+) -> dict[str, float]:
+    source = _noise(min(nbytes, 4 * FILE_BYTES))
+
+    def measure(place: Path) -> dict[str, float]:
+        _written(place, nbytes, source, FILE_BYTES, max(THREADS))
+        seconds: dict[str, float] = {}
+        for count in threads:
+            (page_cache.load if cached else page_cache.drop)(place)
+            seconds[f"files-{count}"] = read(place, count)
+        return seconds
+
+    return _in_scratch(folder, measure)
 
 
 def _in_scratch(folder: Path, measure: Callable[[Path], Result]) -> Result:
@@ -125,6 +148,49 @@ def _read_file(path: Path, into: np.ndarray) -> None:
             at += count
     finally:
         os.close(handle)
+
+
+def _prove(place: Path, sizes: Sequence[int], threads: int) -> float:
+    """Seconds to read the files that `_written` made into new arrays, with a digest of each chunk."""
+    started = time.perf_counter()
+    arrays = [_new(nbytes) for nbytes in sizes]
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(lambda chunk: _prove_chunk(place, *chunk), _chunks(arrays)))
+    return time.perf_counter() - started
+
+
+def _new(nbytes: int) -> np.ndarray:
+    """Memory that nobody has used yet, as `numpy.empty` would ask for."""
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if nbytes >= LARGE_BYTES:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)
+
+
+def _chunks(arrays: Sequence[np.ndarray]) -> Iterator[tuple[int, np.ndarray]]:
+    """Each chunk of the arrays, and at which byte of all of them it begins."""
+    at = 0
+    for array in arrays:
+        for start in range(0, len(array), CHUNK_BYTES):
+            yield at + start, array[start : start + CHUNK_BYTES]
+        at += len(array)
+
+
+def _prove_chunk(place: Path, start: int, into: np.ndarray) -> bytes:
+    hasher, at = blake3.blake3(), 0
+    while at < len(into):
+        number, offset = divmod(start + at, FILE_BYTES)
+        part = into[at : at + min(DIGESTED_BYTES, FILE_BYTES - offset)]
+        handle = os.open(place / str(number), os.O_RDONLY)
+        try:
+            count = os.preadv(handle, [part.data], offset)
+        finally:
+            os.close(handle)
+        if count == 0:
+            raise EOFError(f"file {number} ends before byte {offset}")
+        hasher.update(part[:count].data)
+        at += count
+    return hasher.digest()
 
 
 def _cut(nbytes: int, file_bytes: int) -> list[int]:

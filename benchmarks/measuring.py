@@ -41,9 +41,13 @@ def describe(subject: str) -> Record:
 
 def floors(plan: Plan, folder: Path) -> Record:
     """What the machine can do with as many bytes: seconds, by way."""
-    nbytes = state.nbytes(plan.size)
-    restores = {cache: floor.restore_floor(folder, nbytes, cached=cache == "cached") for cache in plan.caches}
-    return {"save": floor.save_floor(folder, nbytes), "restore": restores, "copy": {"one-thread": floor.copy_floor(nbytes)}}
+    nbytes, sizes = state.nbytes(plan.size), state.sizes(plan.size)
+    return {
+        "save": floor.save_floor(folder, nbytes),
+        "restore": {cache: floor.restore_floor(folder, nbytes, cached=cache == "cached") for cache in plan.caches},
+        "proven": {cache: floor.proven_floor(folder, sizes, cached=cache == "cached") for cache in plan.caches},
+        "copy": {"one-thread": floor.copy_floor(nbytes)},
+    }
 
 
 def home_of(processes: Mapping[Mesh, int]) -> Mesh:

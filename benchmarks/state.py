@@ -71,9 +71,14 @@ def _layer(width: int) -> dict[str, Shape]:
     }
 
 
+def sizes(size: str) -> list[int]:
+    """Bytes of each array of the state."""
+    return len(COMPONENTS) * [4 * prod(shape) for shape in shapes(size).values()]
+
+
 def nbytes(size: str) -> int:
     """Bytes of the whole state."""
-    return len(COMPONENTS) * 4 * sum(prod(shape) for shape in shapes(size).values())
+    return sum(sizes(size))
 
 
 def array(component: str, name: str, shape: Shape) -> np.ndarray:

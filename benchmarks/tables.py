@@ -90,7 +90,14 @@ def short(result: Mapping[str, Any]) -> str:
 def heading(result: Mapping[str, Any]) -> str:
     """The state, how often, and the floors."""
     floors = result["derived"]["floors"]
-    names = {"floor_save": "save", "floor_cold": "restore, cold", "floor_cached": "restore, cached", "floor_copy": "memcpy"}
+    names = {
+        "floor_save": "save",
+        "floor_cold": "restore, cold",
+        "floor_cached": "restore, cached",
+        "floor_proven_cold": "the same into new memory with digests, cold",
+        "floor_proven_cached": "cached",
+        "floor_copy": "memcpy",
+    }
     known = "; ".join(f"{name} {seconds(key)(floors)}" for key, name in names.items() if key in floors)
     return f"{state_of(result)}. Floors: {known}."
 

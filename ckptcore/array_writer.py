@@ -1,9 +1,10 @@
 """One process's database of chunks: each is digested and checksummed while it is written, without a copy (spec: arrays).
 
 Chunks go into several data files at a time, each written front to back by a thread of its own, so that a disk works on one while
-others are filled. Where a chunk will lie is known before it is written: the tree that says where is made in memory, and
-follows the last chunk. Memory that the caller staged is used as it is; what has to be copied first (chunks that are not
-contiguous or need padding) is bounded by the store's `bytes_in_flight`. The same arrays give the same files.
+others are filled. These threads stand behind those that train. Where a chunk will lie is known before it is written: the tree
+that says where is made in memory, and follows the last chunk. Memory that the caller staged is used as it is; what has to be
+copied first (chunks that are not contiguous or need padding) is bounded by the store's `bytes_in_flight`. The same arrays give
+the same files.
 """
 
 from __future__ import annotations
@@ -160,7 +161,7 @@ class DatabaseWriter:
         """Who writes the next bytes: the lane that has got the least, or a new one."""
         total = sum(lane.assigned for lane in self._lanes) + nbytes
         if len(self._lanes) < min(self._most_lanes, 1 + total // LANE_BYTES):
-            self._lanes.append(_Lane(Workers(1, f"write-{len(self._lanes)}"), *self._new_file()))
+            self._lanes.append(_Lane(Workers(1, f"write-{len(self._lanes)}", behind=True), *self._new_file()))
         lane = min(self._lanes, key=lambda each: each.assigned)
         if lane.start and lane.start + nbytes > self._file_bytes:
             self._end_file(lane)

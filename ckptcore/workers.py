@@ -6,16 +6,22 @@ under way then must go on: it may be the last one of its job.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, Self, TypeVar
 
 _GRANTED: ContextVar[int | None] = ContextVar("threads that a pool may start", default=None)
+
+NICENESS = 10
+"""Added to that of the process. Such a thread still gets a tenth of a core that another one wants all of: it does not starve."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -41,16 +47,18 @@ class _Task:
 class Workers:
     """`count` threads, or as many as the system or `at_most` grants; without any, tasks run in the thread that submits them.
 
-    Close it, or use it as a context manager. The threads are daemons: who waits for them keeps the process alive.
+    Close it, or use it as a context manager. The threads are daemons: who waits for them keeps the process alive. `behind`: where
+    there are fewer cores than threads that want one, others go first (on Linux; elsewhere a thread has no priority of its own).
     """
 
-    def __init__(self, count: int, name: str) -> None:
+    def __init__(self, count: int, name: str, *, behind: bool = False) -> None:
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
         self._threads: list[Thread] = []
         with suppress(RuntimeError):  # the system has no more threads for us
             granted = _GRANTED.get()
             for number in range(count if granted is None else min(count, granted)):
-                thread = Thread(target=_work, args=(self._tasks,), name=f"{name}-{number}", daemon=True)
+                work = partial(_work, self._tasks, behind=behind)
+                thread = Thread(target=work, name=f"{name}-{number}", daemon=True)
                 thread.start()
                 self._threads.append(thread)
 
@@ -100,7 +108,10 @@ def at_most(threads: int) -> Iterator[None]:
         _GRANTED.reset(token)
 
 
-def _work(tasks: SimpleQueue[_Task | None]) -> None:
+def _work(tasks: SimpleQueue[_Task | None], *, behind: bool) -> None:
+    if behind and sys.platform == "linux":
+        with suppress(OSError):  # a sandbox that forbids it; it is a courtesy
+            os.nice(NICENESS)  # of this thread alone: Linux has it so, against POSIX
     while task := tasks.get():
         task.run()
         del task  # a thread that waits holds nobody's data

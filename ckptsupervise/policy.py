@@ -89,7 +89,7 @@ class Policy:
             return Stop(reason=_FINAL[last.outcome], message=f"the last attempt ended: {last.outcome}")
         restarts = without_progress(history)
         if last and last.outcome == "failed" and restarts >= self.max_restarts and not last.progressed:
-            return Stop(reason="no-progress", message=f"{restarts} restarts without a newly committed step")
+            return Stop(reason="no-progress", message=f"{restarts} restart{'s' * (restarts != 1)} without a newly committed step")
         delay = self.delay(restarts + 1) * (1 - chance / 2) if last and last.outcome == "failed" else 0.0
         slots = self.available(history, now + delay)
         return Launch(slots=slots, delay=delay, cause=_cause(last, slots))

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import blake3
 import pytest
 
 from benchmarks import floor, page_cache
@@ -23,6 +24,27 @@ def test_a_restore_floor_has_all_ways_and_leaves_nothing(tmp_path: Path, *, cach
     assert set(ways) == {"files-1", "files-2", "files-4", "files-8"}
     assert all(seconds > 0 for seconds in ways.values())
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_proven_floor_has_all_ways_and_leaves_nothing(tmp_path: Path, *, cached: bool) -> None:
+    ways = floor.proven_floor(tmp_path, [floor.FILE_BYTES - 5, 7, 12_343], cached=cached)
+    assert set(ways) == {"files-2", "files-4", "files-8"}
+    assert all(seconds > 0 for seconds in ways.values())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_proven_floor_reads_and_digests_every_byte(tmp_path: Path) -> None:
+    source = floor._noise(NBYTES)
+    floor._written(tmp_path, NBYTES, source, floor.FILE_BYTES, 2)
+    arrays = [floor._new(nbytes) for nbytes in (floor.FILE_BYTES - 5, 7, 12_343)]
+    found = [(start, len(into), floor._prove_chunk(tmp_path, start, into)) for start, into in floor._chunks(arrays)]
+    written = source[: floor.FILE_BYTES].tobytes() + source[:12_345].tobytes()
+    assert b"".join(array.tobytes() for array in arrays) == written
+    assert found == [(at, size, blake3.blake3(written[at : at + size]).digest()) for at, size, _ in found]
+    assert sum(size for _, size, _ in found) == NBYTES
+    with pytest.raises(EOFError, match="ends before byte"):
+        floor._prove_chunk(tmp_path, NBYTES - 1, floor._new(2))
 
 
 def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:

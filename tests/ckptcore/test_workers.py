@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -9,7 +10,7 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from ckptcore.workers import Workers
+from ckptcore.workers import NICENESS, Workers, at_most
 
 
 def test_results_come_in_the_order_of_the_items() -> None:
@@ -78,7 +79,7 @@ def test_fewer_threads_than_asked_for_do_the_same_work(monkeypatch: pytest.Monke
 
 PROGRAM = """
 import threading
-from ckptcore.workers import Workers
+from ckptcore.workers import NICENESS, Workers, at_most
 
 def after_main():
     threading.main_thread().join()
@@ -92,3 +93,22 @@ threading.Thread(target=after_main).start()
 def test_they_work_after_the_main_thread_has_ended() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False, timeout=60)
     assert (done.stdout.strip(), done.stderr) == ("[1, 2]", "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread has no priority of its own")
+def test_threads_stand_behind_those_that_train_if_they_are_told_to() -> None:
+    def priority() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    own = priority()
+    with Workers(1, "test", behind=True) as pool, Workers(1, "test") as other:
+        assert pool.submit(priority).result(10) == min(19, own + NICENESS)
+        assert other.submit(priority).result(10) == own
+    assert priority() == own
+
+
+def test_without_a_thread_of_its_own_nobody_stands_behind() -> None:
+    before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    with at_most(0), Workers(1, "test", behind=True) as pool:
+        assert pool.submit(str, 1).result() == "1"
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
