@@ -43,17 +43,19 @@ class Dying(Clock):
 
 @dataclass
 class Cluster:
-    """A run, and a node for each rank. `copies`: how many other nodes keep each rank's data."""
+    """A run, and a node for every `per_node` of its `ranks`. `copies`: how many other nodes keep each rank's data."""
 
     place: Path
     copies: int = 0
+    ranks: int = RANKS
+    per_node: int = 1
 
     @property
     def store(self) -> FileStore:
         return file_store(self.place / "run")
 
     def node(self, rank: int) -> Path:
-        return self.place / f"node-{rank}"
+        return self.place / f"node-{rank // self.per_node}"
 
     def held(self, rank: int) -> list[Held]:
         return list(NodeStore.of(Local(self.node(rank)), read_run(self.store).run_id, FakeClock()).held())
@@ -67,28 +69,31 @@ class Cluster:
 
         def body(link: Channel) -> None:
             with self.saver(link) as saver:
-                saver.restore_or_init(lambda: state(0, link.rank, RANKS), like=state(0, link.rank, RANKS))
+                saver.restore_or_init(lambda: state(0, link.rank, self.ranks), like=state(0, link.rank, self.ranks))
                 for step in steps:
-                    saver.save(step, state(step, link.rank, RANKS)).result()
+                    saver.save(step, state(step, link.rank, self.ranks)).result()
 
-        on_ranks(RANKS, body)
+        on_ranks(self.ranks, body)
 
     def die_in_upload(self, step: int) -> GenerationId:
         """A job whose ranks reach the store no more once all is whole on the nodes, and copied if it is to be."""
+        copied = [threading.Event() for _ in range(self.ranks)]
+
+        def die(dead: list[str]) -> None:
+            assert not self.copies or all(each.wait(30) for each in copied)
+            dead.append("dead")
 
         def body(link: Channel) -> None:
             dead: list[str] = []  # nothing gets through any more
-            copied = threading.Event()
 
             def told(event: Event) -> None:
                 if event.kind == "copied":
-                    copied.set()
+                    copied[link.rank].set()
                 if event.kind == "on-nodes":
-                    assert copied.wait(30 * self.copies) or not self.copies
-                    dead.append("dead")
+                    die(dead)
 
             saver = self.saver(link, on_event=told)
-            saver.restore_or_init(lambda: state(0, link.rank, RANKS), like=state(0, link.rank, RANKS))
+            saver.restore_or_init(lambda: state(0, link.rank, self.ranks), like=state(0, link.rank, self.ranks))
 
             def matches(operation: str, key: str) -> bool:
                 if dead:
@@ -96,27 +101,26 @@ class Cluster:
                 # Rank 0 has to wait for all; another rank dies right behind its staged receipt.
                 staged = link.rank != 0 and operation == "put_if_absent" and "/staged/" in key
                 if staged:
-                    assert copied.wait(30 * self.copies) or not self.copies
-                    dead.append("dead")
+                    die(dead)
                 return False
 
             saver._store, saver._clock = FaultyStore(saver._store, matches, times=10**9), Dying(dead)
             with pytest.raises((SaveFailed, CommitUnknown)):
-                saver.save(step, state(step, link.rank, RANKS)).result()
+                saver.save(step, state(step, link.rank, self.ranks)).result()
             saver.close()
 
-        on_ranks(RANKS, body)
+        on_ranks(self.ranks, body)
         (generation,) = undecided(self.store)
         return generation
 
     def resume(self) -> list[Restored]:
         def body(link: Channel) -> Restored:
             with self.saver(link) as saver:
-                restored = saver.restore_or_init(lambda: state(0, link.rank, RANKS), like=state(0, link.rank, RANKS))
-                assert same(dict(restored.components), state(restored.step, link.rank, RANKS))
+                restored = saver.restore_or_init(lambda: state(0, link.rank, self.ranks), like=state(0, link.rank, self.ranks))
+                assert same(dict(restored.components), state(restored.step, link.rank, self.ranks))
                 return restored
 
-        return on_ranks(RANKS, body)
+        return on_ranks(self.ranks, body)
 
 
 def data_files(folder: Path) -> list[Path]:

@@ -15,6 +15,7 @@ from msgspec import structs
 from ckptcore import copies, copywire, names, records
 from ckptcore.channel import Channel
 from ckptcore.checkpointer import Checkpointer
+from ckptcore.coordinator import Coordinator
 from ckptcore.errors import CallError, Damaged, ForeignRecord, InvalidRecord, SaveAborted, SaveFailed, Superseded, UnsafeStore
 from ckptcore.events import Event
 from ckptcore.history import read_run
@@ -130,6 +131,16 @@ def test_a_copy_is_the_same_bytes_under_the_same_keys(cluster: Cluster) -> None:
     assert len(files) == 2 * 3  # a receipt, a data file and a manifest
     assert files == {path.relative_to(other) for path in other.rglob("*") if path.is_file()}
     assert all((one / path).read_bytes() == (other / path).read_bytes() for path in files)
+
+
+def test_several_ranks_of_a_node(cluster: Cluster) -> None:
+    wide = Cluster(cluster.place, copies=1, ranks=4, per_node=2)
+    wide.save(10)
+    wide.die_in_upload(20)
+    assert parts(wide, 0) == [(10, 0), (10, 1), *((20, rank) for rank in range(4))]
+    shutil.rmtree(wide.node(2))
+    assert [(restored.step, restored.reason) for restored in wide.resume()] == [(20, "rolled-forward")] * 4
+    assert [commit.step for commit in check_commits(wide.store)] == [20, 10]
 
 
 def test_a_smaller_job_on_the_node_that_is_left(cluster: Cluster) -> None:
@@ -317,7 +328,7 @@ def test_a_commit_needs_no_copies(cluster: Cluster) -> None:
     assert [databases(cluster, 1 - rank, rank) for rank in range(RANKS)] == [[], []]
 
 
-def test_an_aborted_save_leaves_no_copies(cluster: Cluster) -> None:
+def test_an_aborted_save_leaves_no_copies(cluster: Cluster, failed: list[threading.Event]) -> None:
     def act(saver: Checkpointer, link: Channel) -> None:
         slow = saver._store
         refusing = FaultyStore(
@@ -329,14 +340,26 @@ def test_an_aborted_save_leaves_no_copies(cluster: Cluster) -> None:
         saver._store = slow
         saver.save(20, state(20, link.rank, RANKS)).result(60)
 
-    job(cluster, act)
+    job(cluster, act, failed)
     for rank in range(RANKS):
         assert parts(cluster, rank) == [(20, rank)]
         left = {path.name for path in (cluster.node(rank) / read_run(cluster.store).run_id / "generations").iterdir()}
         assert left == {"000001-000000000020-1"}
 
 
-def test_a_superseded_save_leaves_nothing_in_the_end(cluster: Cluster) -> None:
+def test_of_an_aborted_save_a_process_deletes_its_own_part_and_its_copies(cluster: Cluster) -> None:
+    """Others of its node may be writing theirs still."""
+    generation = cluster.die_in_upload(10)
+    run_id = read_run(cluster.store).run_id
+    Coordinator(cluster.store, run_id, 1).conclude(generation)
+    node = NodeStore.of(Local(cluster.node(0), copies=1), run_id, FakeClock())
+    node.tidy(cluster.store, 1, [0])
+    assert parts(cluster, 0) == [(10, 1)]
+    node.tidy(cluster.store, 1, [0, 1])
+    assert parts(cluster, 0) == []
+
+
+def test_a_superseded_save_leaves_nothing_in_the_end(cluster: Cluster, failed: list[threading.Event]) -> None:
     cluster.save(10)
 
     claims = cluster.place / "run" / "incarnations"
@@ -352,7 +375,7 @@ def test_a_superseded_save_leaves_nothing_in_the_end(cluster: Cluster) -> None:
         with pytest.raises((Superseded, SaveFailed, SaveAborted)):
             saver.save(20, state(20, link.rank, RANKS)).result(60)
 
-    job(cluster, act)
+    job(cluster, act, failed)
     shutil.rmtree(claims / "000003")
     saved(cluster, 30)
     for rank in range(RANKS):
@@ -361,8 +384,8 @@ def test_a_superseded_save_leaves_nothing_in_the_end(cluster: Cluster) -> None:
 
 
 @pytest.mark.slow
-def test_node_stores_stay_flat(cluster: Cluster) -> None:
-    """Whatever part of the copies was ready in time."""
+def test_node_stores_stay_flat(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever part of the copies was ready in time; what was not is nothing to warn of."""
     saved(cluster, *range(1, 21))
     run_id = read_run(cluster.store).run_id
     for rank in range(RANKS):
@@ -371,6 +394,7 @@ def test_node_stores_stay_flat(cluster: Cluster) -> None:
         assert [path.name for path in (folder / "generations").iterdir()] == ["000001-000000000020-1"]
         assert parts(cluster, rank) == [(20, rank)]
         assert not databases(cluster, 1 - rank, rank)
+    assert not caplog.records
 
 
 # What an owner sends is not believed
