@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from ckptcore.events import Event
 from ckptcore.history import read_run
 from ckptcore.incarnations import undecided
 from ckptcore.nodes import Held, Local, NodeStore
-from ckptcore.wire import Place
+from ckptcore.wire import Broken, Place
 from ckptcore.workers import at_most
 from tests.ckptcore.cluster import RANKS, Cluster, rot
 from tests.ckptcore.failing import FaultyStore
@@ -201,11 +201,11 @@ def test_an_owner_that_dies_while_it_is_copied(
     """The connection ends in the middle: half of it is deleted, the save goes on."""
     real, files = copywire._send, dict[Any, int]()
 
-    def send(connection: Any, node: Any, key: str, size: int) -> None:
+    def send(connection: Any, path: str, size: int) -> None:
         files[connection] = files.get(connection, 0) + 1
         if files[connection] > after:
             raise OSError(32, "Broken pipe")
-        real(connection, node, key, size)
+        real(connection, path, size)
 
     monkeypatch.setattr(copywire, "_send", send)
     job(cluster, settled=failed)
@@ -405,6 +405,7 @@ class Sent:
 
     def __init__(self, data: bytes) -> None:
         self.data = data
+        self.pieces: Callable[[int], Iterator[memoryview]] = lambda _: iter(())
 
 
 @pytest.mark.parametrize(
@@ -442,6 +443,31 @@ def test_files_of_another_digest_are_refused(cluster: Cluster) -> None:
         node.take(held, lambda size: [memoryview(bytes(size))])
     assert list(node.held()) == []
     assert not list((cluster.place / "other").rglob("manifest.ocdbt"))
+
+
+def test_what_is_half_copied_is_deleted_though_nothing_is_decided(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster.save(10)
+    (own,), (theirs,) = cluster.held(0), cluster.held(1)
+    seen: list[Path] = []
+
+    def pieces(size: int) -> Iterator[memoryview]:
+        seen.extend(databases(cluster, 0, 1))
+        if seen:
+            raise Broken("it ended the connection")
+        yield memoryview(bytes(size))
+
+    @contextmanager
+    def asked(*_: object) -> Iterator[Any]:
+        coming = Sent(theirs.data)
+        coming.pieces = pieces
+        yield coming
+
+    monkeypatch.setattr(copies, "asked", asked)
+    with closing(keeper(cluster)) as holder:
+        holder._copy(own)
+    assert seen
+    assert not [path for path in databases(cluster, 0, 1) if any(path.iterdir())]
+    assert [held.receipt.rank for held in cluster.held(0)] == [0]
 
 
 def keeper(cluster: Cluster) -> copies.Keeper:
