@@ -222,7 +222,7 @@ def _told(node: NodeStore, server: Server | None, channel: Channel, timeout: flo
     try:
         marker = node.marker()
     except CheckpointError as error:
-        log.warning("rank %d takes no part in copies, for its node store fails: %s", channel.rank, shorten(error))
+        log.warning("rank %d takes no part in copies: %s", channel.rank, shorten(error))
         marker = None
     own = canonical.encode([marker, None if server is None else server.place.told()])
     messages = [canonical.decode(data, what=_WHAT) for data in channel.gather(own, timeout=timeout, what=_WHAT)]

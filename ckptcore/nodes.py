@@ -21,7 +21,7 @@ from ckptcore.array_sinks import Sink, opener
 from ckptcore.array_spec import MANIFEST, answer, write_error
 from ckptcore.clock import Clock
 from ckptcore.digests import ALGORITHM, digest
-from ckptcore.errors import CallError, Damaged, DamageError, InvalidRecord, ProtocolViolation, StoreError
+from ckptcore.errors import CallError, Damaged, DamageError, InvalidRecord, ProtocolViolation, StoreError, UnsafeStore
 from ckptcore.names import GenerationId
 from ckptcore.records import Receipt
 from ckptcore.store import Store, open_store
@@ -165,10 +165,12 @@ class NodeStore:
             due = started + copied / self.local.upload_limit
             self.clock.sleep(max(0.0, due - self.clock.monotonic()))
 
-    def marker(self) -> str | None:
-        """What tells this node store from those of other nodes (N-12); None if something else is there."""
+    def marker(self) -> str:
+        """What tells this node store from those of other nodes (N-12). Raises `UnsafeStore` if something else is there."""
         found = self.store.put_if_absent(MARKER, self.clock.nonce().encode()).decode("ascii", "replace")
-        return found if _MARKER.fullmatch(found) else None
+        if not _MARKER.fullmatch(found):
+            raise UnsafeStore(f"{MARKER} in {self.store.url} is not the marker of a node store; remove it")
+        return found
 
     def room(self) -> int:
         """Bytes that are free where this node store lies."""

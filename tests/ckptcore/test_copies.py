@@ -293,11 +293,17 @@ def test_a_node_store_that_cannot_be_written_takes_no_part(cluster: Cluster, cap
     assert undecided(cluster.store) == []
 
 
-def test_a_marker_of_something_else_takes_no_part(cluster: Cluster) -> None:
+def test_a_marker_of_something_else_takes_no_part(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     cluster.save(10)
     (cluster.node(1) / read_run(cluster.store).run_id / "node").write_text("x" * 17)
-    saved(cluster, 20)
-    assert not databases(cluster, 1, 0)
+
+    def body(link: Channel) -> bool:
+        with cluster.saver(link) as saver:
+            saver.restore(like=state(0, link.rank, RANKS))
+            return saver._copies is None
+
+    assert on_ranks(RANKS, body) == [True] * RANKS
+    assert "rank 1 takes no part in copies: node in file://" in caplog.text
 
 
 def test_ranks_have_to_say_alike_whether_there_are_copies(cluster: Cluster) -> None:
