@@ -19,6 +19,7 @@ from ckptcore.beginning import Beginning, described, prepare
 from ckptcore.cadence import Cadence
 from ckptcore.clock import Clock
 from ckptcore.coordinator import Coordinator
+from ckptcore.copies import Copies
 from ckptcore.errors import CallError, CheckpointError, NotFound, Preempted, Superseded
 from ckptcore.events import Event, Listener, log, tell
 from ckptcore.formats.foreign import Start
@@ -130,6 +131,7 @@ class Checkpointer:
         self._preempted = self._closed = self._remapped = False
         self._untidy = True
         self._session: Session | None = None
+        self._copies: Copies | None = None
         self._history: History | None = None
         self._phases: dict[str, int] = {}
         self._latest: Decided | None = None
@@ -307,6 +309,7 @@ class Checkpointer:
             tidy=self._untidy,
             known=self._history,
             node=None if self._local is None else NodeStore.of(self._local, session.run_id, self._clock),
+            copies=self._copies,
             clock=self._clock,
             on_event=self._on_event,
         )
@@ -357,6 +360,8 @@ class Checkpointer:
         try:
             self.wait()
         finally:
+            if self._copies is not None:
+                self._copies.close()
             self._observers.close()
             self._backend.release()
             self._pulse.enter("final")  # once more: what ends here is told, what comes is the program's own
@@ -425,6 +430,9 @@ class Checkpointer:
         return self._session  # pyright: ignore[reportReturnType]
 
     def _begin(self, session: Session, base: Decided | None) -> None:
+        if self._local is not None and self._local.copies and self._copies is None:
+            node = NodeStore.of(self._local, session.run_id, self._clock)
+            self._copies = Copies.open(self._store, node, self._channel, self._on_event, timeout=AGREEMENT_TIMEOUT)
         self._session, self._latest, self._attempts, self._remapped = session, base, {}, False
         self._pulse.opened(session.incarnation.number)
         self._history = History(self._store, session.incarnation.run)

@@ -18,6 +18,7 @@ Kind = Literal[
     "written",
     "on-nodes",
     "uploaded",
+    "copied",
     "receipt",
     "receipts-complete",
     "proven",
@@ -49,9 +50,10 @@ _LINE = 200
 class Event:
     """One thing that happened. `generation` is the save or restore it belongs to; `detail` depends on `kind`.
 
-    `staged` and `written` tell `seconds` and `bytes` of this rank, `receipts-complete` and `committed` on rank 0 the `seconds`
-    that it has waited and decided. `committed` on rank 0, `restored` and `verified` tell when the state was `captured`; the first
-    also the `bytes` of all ranks, the `slowest` rank, and its `slowest_seconds`.
+    `staged`, `written` and `uploaded` tell `seconds` and `bytes` of this rank, `copied` those of the part of rank `owner`, which
+    is now on this node too; `receipts-complete` and `committed` on rank 0 the `seconds` that it has waited and decided.
+    `committed` on rank 0, `restored` and `verified` tell when the state was `captured`; the first also the `bytes` of all ranks,
+    the `slowest` rank, and its `slowest_seconds`.
     """
 
     kind: Kind

@@ -19,7 +19,7 @@ from ckptcore.incarnations import undecided
 from ckptcore.layout import grid_of
 from ckptcore.names import GenerationId
 from ckptcore.nodes import Held, Local, NodeStore
-from ckptcore.session import together, together_telling
+from ckptcore.session import together_telling
 from ckptcore.store import Store
 from ckptcore.storereads import bounded_bytes, exists, record_bytes
 from ckptcore.uploads import UPLOAD_TIMEOUT, upload
@@ -41,10 +41,15 @@ class Finishing:
     def run(self) -> None:
         """Called on every rank. Raises a `StoreError` when the upload fails for the store's sake."""
         held, told = together_telling(self.channel, self._held, _tell, timeout=UPLOAD_TIMEOUT, what="what is whole on the nodes")
-        plan = self._plan(told)
-        mine = [each for each in held if plan.get((each.generation, each.receipt.rank)) == self.channel.rank]
-        work = partial(self._finish, mine)
-        together(self.channel, work, timeout=UPLOAD_TIMEOUT, what="whether what was whole on the nodes is uploaded")
+        while True:
+            plan = self._plan(told)
+            mine = [each for each in held if plan.get((each.generation, each.receipt.rank)) == self.channel.rank]
+            what = "whether what was whole on the nodes is uploaded"
+            _, damaged = together_telling(self.channel, partial(self._finish, mine), _tell, timeout=UPLOAD_TIMEOUT, what=what)
+            if not any(map(json.loads, damaged)):
+                return
+            # Another process may have the same whole: a copy, or what it is a copy of.
+            told = [_without(message, lost) for message, lost in zip(told, damaged, strict=True)]
 
     def _held(self) -> list[Held]:
         data = record_bytes(self.store, names.RUN)
@@ -64,7 +69,9 @@ class Finishing:
         _, answers = together_telling(self.channel, work, _tell_plan, timeout=UPLOAD_TIMEOUT, what=what)
         return {(GenerationId.parse(generation), rank): process for generation, rank, process in json.loads(answers[0])}
 
-    def _finish(self, mine: Sequence[Held]) -> None:
+    def _finish(self, mine: Sequence[Held]) -> list[Held]:
+        """Upload them. Returns which of them are not whole after all."""
+        damaged = []
         for held in mine:
             node = NodeStore.of(Local(self.local.path), held.receipt.run_id, self.clock)  # no limit: everybody waits for it
             try:
@@ -72,10 +79,12 @@ class Finishing:
                 upload(self.store, node, held, self.on_event)
             except DamageError as error:
                 log.warning("what was whole on the node is not any more, and is left alone: %s", error)
+                damaged.append(held)
                 continue
             key = names.receipt_key(held.generation, held.receipt.rank)
             if ledger.insist(self.store, key, held.data, clock=self.clock, timeout=DECISION_TIMEOUT) != held.data:
                 log.warning("%s is another receipt than the node's: the generation cannot be finished", key)
+        return damaged
 
 
 def check_chunks(store: Store, node: Store, held: Held) -> None:
@@ -154,6 +163,11 @@ def _parts(store: Store, generation: GenerationId, holders: Mapping[tuple[str, i
 
 def _tell(held: Sequence[Held]) -> bytes:
     return json.dumps([[str(each.generation), each.receipt.rank, digest(each.data)] for each in held]).encode()
+
+
+def _without(message: bytes, damaged: bytes) -> bytes:
+    lost = json.loads(damaged)
+    return json.dumps([part for part in json.loads(message) if part not in lost]).encode()
 
 
 def _tell_plan(parts: Mapping[_Part, int]) -> bytes:

@@ -7,22 +7,29 @@ by whoever has it, and is the same whoever does it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tensorstore as ts
+from blake3 import blake3
 
 from ckptcore import names, records
+from ckptcore.array_sinks import Sink, opener
 from ckptcore.array_spec import MANIFEST, answer, write_error
 from ckptcore.clock import Clock
-from ckptcore.digests import digest
-from ckptcore.errors import CallError, Damaged, DamageError, InvalidRecord, ProtocolViolation, StoreError
+from ckptcore.digests import ALGORITHM, digest
+from ckptcore.errors import CallError, Damaged, DamageError, InvalidRecord, ProtocolViolation, StoreError, UnsafeStore
 from ckptcore.names import GenerationId
 from ckptcore.records import Receipt
 from ckptcore.store import Store, open_store
 from ckptcore.storereads import bounded_bytes, has_size, record_bytes
+
+MARKER = "node"
+"""The key of what tells one node store from another."""
+_MARKER = re.compile(r"[0-9a-f]{16}")
 
 
 @dataclass(frozen=True)
@@ -30,18 +37,22 @@ class Local:
     """Where a job's processes keep their data first, and how it gets to the run's store.
 
     `path`: a directory on storage of the node (NVMe, `/dev/shm`), the same text on every rank; processes of a node may share it.
-    `upload_limit`: bytes a second that one process uploads at most. Raises `CallError` for a path that is a URL, or a limit that
-    is no positive number.
+    `upload_limit`: bytes a second that one process uploads at most. `copies`: 1 keeps what each rank saves on another node too
+    until it is uploaded, over the network and without that limit, so that a node may be lost. Raises `CallError` for a path that
+    is a URL, a limit that is no positive number, and other numbers of copies than 0 and 1.
     """
 
     path: str | os.PathLike[str]
     upload_limit: float | None = None
+    copies: int = 0
 
     def __post_init__(self) -> None:
         if "://" in os.fspath(self.path):
             raise CallError(f"Local({os.fspath(self.path)!r}): expected a directory of this machine")
         if self.upload_limit is not None and not self.upload_limit > 0:
             raise CallError(f"Local(upload_limit={self.upload_limit!r}): expected a positive number of bytes a second")
+        if type(self.copies) is not int or self.copies not in (0, 1):
+            raise CallError(f"Local(copies={self.copies!r}): expected 0 or 1")
 
 
 @dataclass(frozen=True)
@@ -60,6 +71,16 @@ class Held:
     def prefix(self) -> str:
         """The prefix of its database, in both stores."""
         return names.database_prefix(self.generation, self.receipt.rank, self.receipt.database or "")
+
+    @property
+    def files(self) -> list[records.File]:
+        """The files of its database, in the order in which they are copied: what all others are reached from comes last."""
+        return sorted(self.receipt.files, key=lambda file: file.path == MANIFEST)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its files."""
+        return sum(file.size for file in self.receipt.files)
 
 
 @dataclass(frozen=True)
@@ -119,7 +140,7 @@ class NodeStore:
         copied = 0
         target = answer(ts.KvStore.open(store.kvstore(held.prefix), context=store.context), held.prefix, write_error)
         started = self.clock.monotonic()
-        for file in sorted(held.receipt.files, key=lambda file: file.path == MANIFEST):
+        for file in held.files:
             check()
             key = held.prefix + file.path
             if has_size(store, key, file.size):
@@ -144,19 +165,57 @@ class NodeStore:
             due = started + copied / self.local.upload_limit
             self.clock.sleep(max(0.0, due - self.clock.monotonic()))
 
+    def marker(self) -> str:
+        """What tells this node store from those of other nodes (N-12). Raises `UnsafeStore` if something else is there."""
+        found = self.store.put_if_absent(MARKER, self.clock.nonce().encode()).decode("ascii", "replace")
+        if not _MARKER.fullmatch(found):
+            raise UnsafeStore(f"{MARKER} in {self.store.url} is not the marker of a node store; remove it")
+        return found
+
+    def room(self) -> int:
+        """Bytes that are free where this node store lies."""
+        found = os.statvfs(Path(self.local.path).expanduser())
+        return found.f_bavail * found.f_frsize
+
+    def take(self, held: Held, pieces: Callable[[int], Iterable[memoryview]]) -> None:
+        """Write the files of another rank's part, each from `pieces(size)`, and make them durable here (N-14). `keep` comes next.
+
+        Raises `Damaged` for a file of another digest than the receipt gives, and whatever `pieces` raises.
+        """
+        if not held.receipt.files:
+            return
+        sink_of = opener(self.store.kvstore(held.prefix), self.store.context)
+        for file in held.files:
+            self._take(sink_of(file.path), held.prefix + names.check_key(file.path), file, pieces(file.size))
+        self.store.sync(held.prefix)
+
+    def _take(self, sink: Sink, key: str, file: records.File, pieces: Iterable[memoryview]) -> None:
+        hasher = blake3()
+        try:
+            for piece in pieces:
+                if file.digest is not None:
+                    hasher.update(piece)
+                sink.write(piece)
+            if file.digest not in (None, f"{ALGORITHM}:{hasher.hexdigest()}"):
+                raise Damaged(f"{key}, as it came, differs from its digest")
+            sink.finish()
+        finally:
+            sink.abandon()
+
     def discard(self, generation: GenerationId, rank: int) -> None:
-        """Delete a rank's own part of a generation that will never be a checkpoint (N-10)."""
+        """Delete a rank's part of a generation, its own or a copy, that nobody needs here (N-10, N-16)."""
         self.store.delete(names.receipt_key(generation, rank))
         prefix = f"{names.state_prefix(generation)}ranks/"
         for name in self.store.children(prefix):
             if name.startswith(f"{rank:05d}-"):
                 self.store.delete_prefix(f"{prefix}{name}/")
 
-    def tidy(self, store: Store, incarnation: int, rank: int) -> None:
+    def tidy(self, store: Store, incarnation: int, ranks: Collection[int]) -> None:
         """Delete what is decided, but for the newest commit, which a restart reads from here, and what older incarnations left.
 
         `incarnation` has settled those: what of them is not decided was never whole on the nodes. Of an aborted save that no
-        newer commit has followed only `rank`'s own part is deleted: others of this node may be writing theirs still (N-10).
+        newer commit has followed only the parts of `ranks` are deleted, which are this process's own and those that it keeps a
+        copy of: others of this node may be writing theirs still (N-10).
         """
         kept = False
         for generation in sorted(self._generations(), reverse=True):
@@ -168,7 +227,8 @@ class NodeStore:
             elif (decision is not None and kept) or generation.incarnation < incarnation:
                 self.store.delete_prefix(names.generation_prefix(generation))
             elif decision is not None:
-                self.discard(generation, rank)
+                for rank in ranks:
+                    self.discard(generation, rank)
 
     def _generations(self) -> Iterator[GenerationId]:
         for name in self.store.children(names.GENERATIONS):

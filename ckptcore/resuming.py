@@ -98,7 +98,12 @@ class Resumer:
 
     def _where(self) -> bytes:
         """What every rank has to say alike of where data goes."""
-        return f"local={'given' if self.local is not None else None}\n".encode()
+        return f"local={self._kept()}\n".encode()
+
+    def _kept(self) -> str | None:
+        if self.local is None:
+            return None
+        return f"given, copies={self.local.copies}" if self.local.copies else "given"
 
     def _finish_uploads(self) -> None:
         if self.local is not None:
@@ -146,7 +151,7 @@ class Resumer:
             return together(self.channel, partial(sharing.during, read), timeout=AGREEMENT_TIMEOUT, what=what)
 
     def _tell(self, request: Request, target: Target | None) -> bytes:
-        also = {"local": None if self.local is None else "given", "fetch_once": self.fetch_once}
+        also = {"local": self._kept(), "fetch_once": self.fetch_once}
         asked = repr(_asked(request) | also).encode()
         return asked + b"\n" + (b"" if target is None else wants.tell(target))
 

@@ -13,6 +13,7 @@ from functools import partial
 from ckptcore import ledger, names, notes, writer
 from ckptcore.clock import Clock
 from ckptcore.coordinator import DECISION_TIMEOUT, LOOK_AROUND, Coordinator
+from ckptcore.copies import Copies
 from ckptcore.errors import (
     CheckpointError,
     CommitUnknown,
@@ -52,8 +53,8 @@ class Saving:
     """One save on one rank, ready to run in the background.
 
     `tidy`: look for what earlier saves or incarnations left behind. It costs a listing of all generations, so it is
-    left out while nothing has gone wrong. `node`: where this rank's data is kept first. `known`: the run's history as this job
-    has read it, so that a collection reads only what is new.
+    left out while nothing has gone wrong. `node`: where this rank's data is kept first; `copies`: on other nodes too. `known`:
+    the run's history as this job has read it, so that a collection reads only what is new.
     """
 
     store: Store
@@ -63,6 +64,7 @@ class Saving:
     metrics: Mapping[str, float] | None
     tidy: bool = True
     node: NodeStore | None = None
+    copies: Copies | None = None
     known: History | None = None
     clock: Clock = field(default_factory=Clock)
     on_event: Listener | None = None
@@ -75,16 +77,26 @@ class Saving:
             self.deliver()
             decided = self.decide() if self.shard.identity.rank == 0 else _committed(self._await())
         except SaveAborted:
+            self._end_copies(decided=True)
             if self.node is not None:
                 self._on_node(partial(self.node.discard, self.shard.identity.generation, self.shard.identity.rank))
             raise
+        except BaseException:
+            self._end_copies(decided=False)
+            raise
+        self._end_copies(decided=True)
         self._tidy_node()
         return decided
+
+    def _end_copies(self, *, decided: bool) -> None:
+        if self.copies is not None:
+            self.copies.end(self.shard.identity.generation, decided=decided)
 
     def _tidy_node(self) -> None:
         if self.node is not None:
             identity = self.shard.identity
-            self._on_node(partial(self.node.tidy, self.store, identity.generation.incarnation, identity.rank))
+            ranks = [identity.rank, *(self.copies.owners if self.copies is not None else ())]
+            self._on_node(partial(self.node.tidy, self.store, identity.generation.incarnation, ranks))
 
     def _on_node(self, work: Callable[[], object]) -> None:
         """Tidy up on the node: a save stands or falls whatever happens there."""
@@ -117,7 +129,8 @@ class Saving:
             writer.write(self.store, self.shard, **told)
             return
         rank = self.shard.identity.rank
-        uploading = Uploading(node=self.node, coordinator=self._coordinator(), rank=rank, timeout=self.timeout)
+        told_too = {"timeout": self.timeout, "copies": self.copies}
+        uploading = Uploading(node=self.node, coordinator=self._coordinator(), rank=rank, **told_too)
         writer.write(self.store, self.shard, place=self.node.store, before_receipt=uploading, **told)
 
     def decide(self) -> Decided:

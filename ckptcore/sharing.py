@@ -28,7 +28,8 @@ from ckptcore.errors import CheckpointError
 from ckptcore.events import log, shorten
 from ckptcore.limits import Limits
 from ckptcore.shareplan import Plan, Wish, encode, plan
-from ckptcore.sharewire import Broken, Place, Server, Shelf, fetch, reached_at, shut
+from ckptcore.sharewire import Server, Shelf, fetch
+from ckptcore.wire import Broken, Place, reached_at, shut
 from ckptcore.workers import Workers
 
 T = TypeVar("T")
@@ -147,13 +148,12 @@ class _Told:
     place: Place | None
 
     def encode(self) -> bytes:
-        at = None if self.place is None else [list(self.place.hosts), self.place.port, self.place.token.hex()]
-        return canonical.encode([self.digest, at])
+        return canonical.encode([self.digest, None if self.place is None else self.place.told()])
 
     @classmethod
     def decode(cls, data: bytes) -> _Told:
         digest, at = canonical.decode(data, what=_WHAT)
-        return cls(digest, None if at is None else Place(hosts=tuple(at[0]), port=at[1], token=bytes.fromhex(at[2])))
+        return cls(digest, Place.of(at))
 
 
 @dataclass(frozen=True)

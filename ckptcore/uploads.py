@@ -9,6 +9,7 @@ from functools import partial
 from ckptcore import ledger, names, records
 from ckptcore.clock import Clock
 from ckptcore.coordinator import DECISION_TIMEOUT, Coordinator
+from ckptcore.copies import Copies
 from ckptcore.errors import CommitUnknown, ProtocolViolation, SaveAborted, StoreUnavailable
 from ckptcore.events import Event, Listener, tell
 from ckptcore.ledger import Decided
@@ -24,12 +25,16 @@ UPLOAD_TIMEOUT = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Uploading:
-    """What one rank does between its data and its receipt: it is called with the receipt that will be put."""
+    """What one rank does between its data and its receipt: it is called with the receipt that will be put.
+
+    `copies`: what is told when the data is whole on the node.
+    """
 
     node: NodeStore
     coordinator: Coordinator
     rank: int
     timeout: float
+    copies: Copies | None = None
 
     def __call__(self, receipt: Receipt) -> None:
         """Keep it on the node, say so, and upload. Rank 0 says that all have it, before it uploads its own part.
@@ -37,6 +42,8 @@ class Uploading:
         Raises `SaveAborted` and `Superseded` as soon as it is decided that the save will not become a checkpoint.
         """
         held, store = self.node.keep(receipt), self.coordinator.store
+        if self.copies is not None:
+            self.copies.begin(held)
         try:
             announce(store, held, self.coordinator.clock)
             if self.rank == 0:

@@ -30,7 +30,8 @@ class Checkpointer(checkpointer.Checkpointer):
       url: where the run lies: a path, `file://`, `s3://`, `gs://` or `memory://`; the same on every rank.
       storage: what a URL cannot say: endpoint, credentials, time-outs, file modes.
       local: a directory of each node (NVMe, `/dev/shm`) where data is kept first and uploaded from in the background, or
-        `Local(path, upload_limit=…)`: a job whose ranks die goes on from there, one that loses a node from the newest commit.
+        `Local(path, upload_limit=…, copies=1)`: a job whose ranks die goes on from there, one that loses a node from the
+        newest commit, or from the copy that another node keeps until the upload has ended.
       keep: which checkpoints stay, such as `Keep(last=3, every=10_000, best=Best("loss", 2))`; None deletes none.
       interval: when `should_save` says yes: steps between saves, `Every(steps=…, seconds=…)`, or `Optimal(mtbf=…)`, which
         goes by what saves cost; by default every 600 seconds.

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec import structs
 
 from ckptcore import finishing, ledger, names, records, restore
 from ckptcore.channel import Channel
-from ckptcore.checkpointer import Checkpointer, Restored
-from ckptcore.clock import Clock
 from ckptcore.errors import CallError, CommitUnknown, ProtocolViolation, SaveAborted, SaveFailed, StoreUnavailable, UnsafeStore
 from ckptcore.events import Event
-from ckptcore.filestore import FileStore
 from ckptcore.history import read_run
 from ckptcore.incarnations import undecided
 from ckptcore.inspect.explaining import outlook
@@ -25,9 +21,10 @@ from ckptcore.inspect.inventory import inventory
 from ckptcore.inspect.status import status
 from ckptcore.match import Rules
 from ckptcore.names import GenerationId
-from ckptcore.nodes import Held, Local, NodeStore, nearby
+from ckptcore.nodes import Local, NodeStore, nearby
 from ckptcore.reader import Checkpoint
 from ckptcore.store import Storage
+from tests.ckptcore.cluster import RANKS, Cluster, data_files, rot
 from tests.ckptcore.failing import FaultyStore
 from tests.ckptcore.support import (
     FakeClock,
@@ -40,8 +37,6 @@ from tests.ckptcore.support import (
     state,
 )
 
-RANKS = 2
-
 
 @pytest.fixture
 def place() -> Iterator[Path]:
@@ -49,103 +44,9 @@ def place() -> Iterator[Path]:
         yield folder
 
 
-class Dying(Clock):
-    """Time passes as it does until the store is out of reach; then waits end at once."""
-
-    def __init__(self, dead: list[str]) -> None:
-        self.dead, self.passed = dead, 0.0
-
-    def monotonic(self) -> float:
-        return super().monotonic() + self.passed
-
-    def sleep(self, seconds: float) -> None:
-        if self.dead:
-            self.passed += seconds
-        else:
-            super().sleep(seconds)
-
-
-@dataclass
-class Cluster:
-    """A run, and a node for each rank."""
-
-    place: Path
-
-    @property
-    def store(self) -> FileStore:
-        return file_store(self.place / "run")
-
-    def node(self, rank: int) -> Path:
-        return self.place / f"node-{rank}"
-
-    def held(self, rank: int) -> list[Held]:
-        return list(NodeStore.of(Local(self.node(rank)), read_run(self.store).run_id, FakeClock()).held())
-
-    def saver(self, link: Channel, **options: Any) -> Checkpointer:
-        return checkpointer(self.place / "run", link, **{"local": self.node(link.rank)} | options)
-
-    def save(self, *steps: int) -> None:
-        """A job that saves and ends."""
-
-        def body(link: Channel) -> None:
-            with self.saver(link) as saver:
-                saver.restore_or_init(lambda: state(0, link.rank, RANKS), like=state(0, link.rank, RANKS))
-                for step in steps:
-                    saver.save(step, state(step, link.rank, RANKS)).result()
-
-        on_ranks(RANKS, body)
-
-    def die_in_upload(self, step: int) -> GenerationId:
-        """A job whose ranks reach the store no more once their data is whole on all nodes."""
-
-        def body(link: Channel) -> None:
-            dead: list[str] = []  # nothing gets through any more
-
-            def told(event: Event) -> None:
-                dead.extend(["dead"] if event.kind == "on-nodes" else [])
-
-            saver = self.saver(link, on_event=told)
-            saver.restore_or_init(lambda: state(0, link.rank, RANKS), like=state(0, link.rank, RANKS))
-
-            def matches(operation: str, key: str) -> bool:
-                if dead:
-                    return True
-                # Rank 0 has to wait for all; another rank dies right behind its staged receipt.
-                staged = link.rank != 0 and operation == "put_if_absent" and "/staged/" in key
-                dead.extend(["dead"] if staged else [])
-                return False
-
-            saver._store, saver._clock = FaultyStore(saver._store, matches, times=10**9), Dying(dead)
-            with pytest.raises((SaveFailed, CommitUnknown)):
-                saver.save(step, state(step, link.rank, RANKS)).result()
-
-        on_ranks(RANKS, body)
-        (generation,) = undecided(self.store)
-        return generation
-
-    def resume(self) -> list[Restored]:
-        def body(link: Channel) -> Restored:
-            with self.saver(link) as saver:
-                restored = saver.restore_or_init(lambda: state(0, link.rank, RANKS), like=state(0, link.rank, RANKS))
-                assert same(dict(restored.components), state(restored.step, link.rank, RANKS))
-                return restored
-
-        return on_ranks(RANKS, body)
-
-
 @pytest.fixture
 def cluster(place: Path) -> Cluster:
     return Cluster(place)
-
-
-def data_files(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("d/*") if path.is_file()]
-
-
-def rot(folder: Path) -> None:
-    """Change every byte of all chunks, and no size."""
-    for path in data_files(folder):
-        path.write_bytes(bytes(byte ^ 1 for byte in path.read_bytes()))
 
 
 def test_a_save_is_whole_on_the_node_before_it_is_committed(place: Path) -> None:

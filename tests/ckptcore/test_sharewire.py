@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from ckptcore import sharewire
-from ckptcore.sharewire import Broken, Place, Server, Shelf, fetch, reached_at
+from ckptcore import sharewire, wire
+from ckptcore.sharewire import Server, Shelf, fetch
+from ckptcore.wire import Broken, Place, reached_at
 
 HERE = ("127.0.0.1",)
 
@@ -75,7 +76,7 @@ def test_several_clients_at_a_time(shelf: Shelf, server: Server) -> None:
 
 
 def test_clients_beyond_the_most_wait_for_their_turn(shelf: Shelf, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharewire, "CONNECTIONS", 1)
+    monkeypatch.setattr(wire, "CONNECTIONS", 1)
     shelf.expect([0, 1])
     shelf.put(0, lambda: b"a")
     first = fetch(server.place, {0: 1, 1: 1})
@@ -127,8 +128,8 @@ def test_who_does_not_know_the_token_gets_nothing(shelf: Shelf, server: Server) 
     with pytest.raises(Broken, match="not that rank"):
         got(replace(server.place, token=bytes(32)), {0: 6})
     with closing(socket.create_connection(("127.0.0.1", server.place.port), 5)) as raw:
-        raw.sendall(sharewire._HELLO.pack(sharewire._MAGIC, bytes(32)))
-        sharewire._receive(raw, sharewire._PROOFS.size)
+        raw.sendall(wire.HELLO.pack(sharewire._MAGIC, bytes(32)))
+        wire.receive(raw, wire.PROOFS.size)
         raw.sendall(bytes(32) + struct.pack("!II", 1, 0))
         assert hung_up(raw)
     assert got(server.place, {0: 6}) == {0: b"secret"}
@@ -170,9 +171,9 @@ def scripted(place: Place, frames: bytes) -> tuple[Place, threading.Thread]:
 
     def serve() -> None:
         with listener, listener.accept()[0] as connection:
-            _, theirs = sharewire._HELLO.unpack(sharewire._receive(connection, sharewire._HELLO.size))
-            connection.sendall(sharewire._PROOFS.pack(bytes(32), sharewire._proof(place.token, b"server", theirs, bytes(32))))
-            sharewire._receive(connection, 32 + 4 + 4)
+            _, theirs = wire.HELLO.unpack(wire.receive(connection, wire.HELLO.size))
+            connection.sendall(wire.PROOFS.pack(bytes(32), wire.proof(place.token, b"server", theirs, bytes(32))))
+            wire.receive(connection, 32 + 4 + 4)
             connection.sendall(frames)
 
     thread = threading.Thread(target=serve)
@@ -207,13 +208,13 @@ def test_what_a_server_sends_is_checked(frames: bytes, reason: str) -> None:
 
 
 def test_a_server_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharewire, "ANSWER_TIMEOUT", 0.05)
+    monkeypatch.setattr(wire, "ANSWER_TIMEOUT", 0.05)
     with closing(socket.create_server(("127.0.0.1", 0))) as silent, pytest.raises(TimeoutError):
         got(Place(hosts=HERE, port=silent.getsockname()[1], token=bytes(32)), {0: 1})
 
 
 def test_a_server_that_gets_no_further_is_given_up(shelf: Shelf, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharewire, "PULSE", 0.01)
+    monkeypatch.setattr(wire, "PULSE", 0.01)
     monkeypatch.setattr(sharewire, "STALL_TIMEOUT", 0.05)
     shelf.expect([0, 1])
     shelf.put(1, lambda: b"another's")
@@ -273,7 +274,7 @@ def test_a_connection_can_be_shut_from_another_thread(shelf: Shelf, server: Serv
     thread = threading.Thread(target=client)
     thread.start()
     assert ready.wait(30)
-    sharewire.shut(opened[0])
+    wire.shut(opened[0])
     thread.join(30)
     assert len(failed) == 1
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckptcore import restore, sharewire, sharing
+from ckptcore import restore, sharewire, sharing, wire
 from ckptcore.array_results import ChunkRead, Results
 from ckptcore.array_spec import StoredArray
 from ckptcore.channel import Channel
@@ -74,8 +74,8 @@ def test_a_refused_connection(place: Path, monkeypatch: pytest.MonkeyPatch, told
 def test_another_server_at_that_address(place: Path, monkeypatch: pytest.MonkeyPatch, told: Callable[[], list[str]]) -> None:
     save(place / "run", 2, 1)
     monkeypatch.setattr(sharewire, "_MAGIC", os.urandom(16))
-    real = sharewire._introduce
-    monkeypatch.setattr(sharewire, "_introduce", lambda connection, _: real(connection, bytes(32)))
+    real = wire._introduce
+    monkeypatch.setattr(wire, "_introduce", lambda connection, magic, _: real(connection, magic, bytes(32)))
     restored_right(place / "run", 2)
     assert all("not that rank" in line for line in told())
     assert len(told()) == 2
@@ -105,7 +105,7 @@ def test_ranks_that_cannot_listen(place: Path, monkeypatch: pytest.MonkeyPatch, 
 
 def test_a_rank_that_gets_no_further(place: Path, monkeypatch: pytest.MonkeyPatch, told: Callable[[], list[str]]) -> None:
     save(place / "run", 2, 1)
-    monkeypatch.setattr(sharewire, "PULSE", 0.01)
+    monkeypatch.setattr(wire, "PULSE", 0.01)
     monkeypatch.setattr(sharewire, "STALL_TIMEOUT", 0.05)
     monkeypatch.setattr(Shelf, "put", lambda *_: None)
     restored_right(place / "run", 2)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,10 +21,12 @@ from tests.processes import ROOT, Rank
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(180)]
 
 
-def supervise(place: Path, framework: str, steps: int, faults: dict[str, str], *options: str) -> Rank:
+def supervise(
+    place: Path, framework: str, steps: int, faults: dict[str, str], *options: str, nodes: dict[str, Any] | None = None
+) -> Rank:
     (place / "tmp").mkdir(exist_ok=True)
     program = ROOT / "tests" / "ckptsupervise" / f"train_{framework}.py"
-    job = [sys.executable, str(program), str(place / "run"), str(steps), json.dumps(faults)]
+    job = [sys.executable, str(program), str(place / "run"), str(steps), json.dumps(faults), json.dumps(nodes or {})]
     command = [sys.executable, "-m", "ckptcli", "supervise", "--run", str(place / "run"), "--nproc", "3", *options, "--", *job]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(place / "tmp"), "JAX_PLATFORMS": "cpu"}
     return Rank(subprocess.Popen(command, env=environment, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
@@ -70,4 +73,34 @@ def test_preemption(tmp_path: Path, framework: str) -> None:
     head = run.head()
     assert head is not None
     assert str(head.generation) == attempt.end.committed
+    run.verify(deep=True)
+
+
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+@pytest.mark.parametrize(
+    ("lost", "copies", "step"),
+    [("process", 0, 20), ("node", 1, 20), ("node", 0, 10)],
+)
+def test_a_crash_during_an_upload(tmp_path: Path, framework: str, lost: str, copies: int, step: int) -> None:
+    """Each slot is a node. A dead process restores from its own, while the data in the run's store is away; what a lost node had
+    is uploaded from its neighbour.
+    """
+    nodes = {"folder": str(tmp_path / "nodes"), "copies": copies, "kill": 20, "lost": lost == "node"}
+    ckpt = supervise(tmp_path, framework, 30, {}, nodes=nodes)
+    try:
+        assert ckpt.wait(timeout=150) == 0, ckpt.output
+    finally:
+        ckpt.end()
+        leftovers.end(tmp_path / "tmp")
+    reason = "rolled-forward" if step == 20 else "newest"
+    assert f"attempt 2 restored step {step}: {reason}" in ckpt.output, ckpt.output
+    assert "passed over" not in ckpt.output
+    first, _ = Attempts(file_store(tmp_path / "run")).load()
+    assert first.end is not None
+    assert first.end.incident is not None
+    assert (first.end.incident.kind, first.end.incident.rank) == ("signal", 0)
+    run = ckptcore.open_run(tmp_path / "run")
+    head = run.head()
+    assert head is not None
+    assert head.step == 30
     run.verify(deep=True)

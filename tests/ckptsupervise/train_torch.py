@@ -1,4 +1,7 @@
-"""A torch job under supervision: `python train_torch.py RUN STEPS FAULTS`; FAULTS as {"attempt:rank:step": "SIGKILL"}."""
+"""A torch job under supervision: `python train_torch.py RUN STEPS FAULTS [NODES]`.
+
+FAULTS as {"attempt:rank:step": "SIGKILL"}; NODES as `local_tier` has them.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,19 +18,24 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import torchckpt
+from tests.ckptsupervise.local_tier import LocalTier
 
 RUN, STEPS, FAULTS = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+NODES = json.loads(sys.argv[4]) if len(sys.argv) > 4 else {}
 DERIVED: dict[str, Any] = dict.fromkeys(("optimizer", "schedule", "rng", "data"), "step")
 
 
 def main() -> None:
     place = torchckpt.initialize()
+    tier = LocalTier(Path(RUN), NODES, place.rank, place.size)
     model = nn.Linear(8, 8, bias=False)
     with torch.no_grad():
         model.weight.zero_()
     fully_shard(model, mesh=init_device_mesh("cpu", (place.size,)))
-    with torchckpt.Checkpointer(RUN, interval=10, derived=DERIVED) as ckpt:
-        restored = ckpt.restore_or_init(lambda: {"params": model}, like={"params": model}, accept_guarantee="coverage")
+    with torchckpt.Checkpointer(RUN, interval=10, derived=DERIVED, **tier.options()) as ckpt:
+        restored = tier.restored(
+            lambda: ckpt.restore_or_init(lambda: {"params": model}, like={"params": model}, accept_guarantee="coverage")
+        )
         for step in range(restored.step + 1, STEPS + 1):
             fault = FAULTS.get(f"{os.environ['CKPT_ATTEMPT']}:{place.rank}:{step}")
             if fault is not None:

@@ -95,10 +95,10 @@ STOPPED = (
     COMMON
     + """
 import os
-from ckptcore import sharewire
+from ckptcore import wire
 from ckptcore.sharing import Passed
 
-sharewire.ANSWER_TIMEOUT = 1.0
+wire.ANSWER_TIMEOUT = 1.0
 if RANK == 1:
     kept, once = Passed._filled, threading.Lock()
 
