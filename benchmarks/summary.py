@@ -82,9 +82,14 @@ def _sharded(record: Mapping[str, Any], floors: Mapping[str, float]) -> Figures:
 
 
 def _restore(record: Mapping[str, Any], name: str, nbytes: int, floors: Mapping[str, float], others: Figures) -> Figures:
-    """The floor of a restore on another mesh is that of the bytes that were read, if those are more than were needed."""
+    """The floor of a restore on another mesh is that of the bytes that were read, if those are more than were needed.
+
+    What a disk had to give once, the page cache has for whoever reads it again.
+    """
     cache, read = record["cache"], record["asked"] / nbytes
-    floor = floors[f"floor_{cache}"] * (1.0 if name == "restore" else max(1.0, read))
+    once = max(1.0, record["disk"] / nbytes)
+    again = 0.0 if name == "restore" else max(0.0, read - once)
+    floor = floors[f"floor_{cache}"] * (1.0 if name == "restore" else once) + (floors["floor_cached"] * again if again else 0.0)
     return {
         f"{name}_{cache}_seconds": record["seconds"],
         f"{name}_{cache}_ratio": record["seconds"] / floors[f"floor_{cache}"],

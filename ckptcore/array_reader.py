@@ -92,7 +92,8 @@ class ArrayReader:
         runs = _runs(self._located(reads), min(RUN_BYTES, self._store.limits.bytes_in_flight // FILE_THREADS))
         if not runs:
             return
-        with Workers(self._threads(max(run.nbytes for run in runs)), "read") as pool:
+        largest = max(run.nbytes for run in runs) or 1  # a damaged tree may hold a value of no bytes
+        with Workers(self._threads(largest), "read") as pool:
             pool.map(self._fetch, runs)
 
     def _located(self, reads: Sequence[Read]) -> Iterator[tuple[Place, Read]]:

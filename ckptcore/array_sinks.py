@@ -41,6 +41,10 @@ class Sink(Protocol):
         """Let go of it; what is not finished goes, and the room that it took."""
         ...
 
+    def undo(self) -> None:
+        """Take back what was finished where that takes room, as nothing will refer to it. What cannot be taken back stays."""
+        ...
+
 
 def opener(spec: Mapping[str, Any], context: ts.Context) -> Callable[[str], Sink]:
     """What makes the sink of a file, by its path in the database below the key-value store `spec`. It creates nothing yet."""
@@ -57,6 +61,7 @@ class FileSink:
         self._path = path
         self._descriptor: int | None = None
         self._written = self._begun = 0
+        self._finished = False
 
     def write(self, data: memoryview) -> None:
         """See `Sink.write`."""
@@ -75,6 +80,7 @@ class FileSink:
         """See `Sink.finish`."""
         if self._descriptor is not None:
             os.fsync(self._descriptor)
+            self._finished = True
             self._close()
 
     def abandon(self) -> None:
@@ -82,6 +88,12 @@ class FileSink:
         if self._descriptor is not None:
             with suppress(OSError):  # there is an error already that matters more
                 self._close()
+                posix.unlink(self._path)
+
+    def undo(self) -> None:
+        """See `Sink.undo`."""
+        if self._finished:
+            with suppress(OSError):  # a collection takes it
                 posix.unlink(self._path)
 
     def _close(self) -> None:
@@ -113,6 +125,9 @@ class ObjectSink:
     def abandon(self) -> None:
         """See `Sink.abandon`."""
         self._held = bytearray()
+
+    def undo(self) -> None:
+        """See `Sink.undo`: a bucket does not get full, and whoever saves may not be allowed to delete."""
 
 
 def _writeback() -> Callable[[int, int, int], object]:

@@ -1,10 +1,10 @@
 """One process's database of chunks: each is digested and checksummed while it is written, without a copy (spec: arrays).
 
 Chunks go into several data files at a time, each written front to back by a thread of its own, so that a disk works on one while
-others are filled. These threads stand behind those that train. Where a chunk will lie is known before it is written: the tree
-that says where is made in memory, and follows the last chunk. Memory that the caller staged is used as it is; what has to be
-copied first (chunks that are not contiguous or need padding) is bounded by the store's `bytes_in_flight`. The same arrays give
-the same files.
+others are filled. On file systems these threads stand behind those that train. Where a chunk will lie is known before it is
+written: the tree that says where is made in memory, and follows the last chunk. Memory that the caller staged is used as it is;
+what has to be copied first (chunks that are not contiguous or need padding) is bounded by the store's `bytes_in_flight`. The
+same arrays give the same files.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ Result = TypeVar("Result")
 
 LANE_BYTES = 16 << 20
 """A further file is begun when there are so many bytes for each that there is: small databases have few."""
+BEYOND = 4 << 10
+"""A file may be larger by so much: else the checksum of the last chunk would keep that out of it."""
 STEP = 1 << 20
 """Bytes that are digested, checksummed and written at a time: they stay in the processor's cache meanwhile."""
 
@@ -75,10 +77,15 @@ class DatabaseWriter:
         self._open = opener(spec, store.context)
         self._most_lanes = min(limits.requests, max(limits.threads, FILE_THREADS))
         self._most_held = limits.bytes_in_flight // 2
-        # An object is in memory twice while it is sent.
-        in_memory = limits.bytes_in_flight // (2 * self._most_lanes)
-        self._file_bytes = DATA_FILE_BYTES if spec["driver"] == "file" else min(DATA_FILE_BYTES, in_memory)
+        self._objects_bytes = None if spec["driver"] == "file" else limits.bytes_in_flight // 2
+        self._file_bytes = (
+            DATA_FILE_BYTES if self._objects_bytes is None else _object_bytes(self._objects_bytes, self._most_lanes)
+        )
+        self._largest = self._file_bytes
+        # Where TensorStore sends what was written, it starts threads for the whole process from these, as slow as they are.
+        self._behind = spec["driver"] == "file"
         self._lanes: list[_Lane] = []
+        self._ended: list[Sink] = []
         self._files: dict[str, int] = {}
         self._entries: list[Entry] = []
         self._described: set[str] = set()
@@ -121,11 +128,18 @@ class DatabaseWriter:
         return [*files, records.File(path=MANIFEST, size=len(manifest), digest=digest(manifest))]
 
     def close(self) -> None:
-        """Give the database up: wait for what is under way, whatever becomes of it, and drop the rest."""
+        """Give the database up: wait for what is under way, whatever becomes of it, and drop the rest, also whole files.
+
+        Once `finish` has returned, there is nothing left to give up.
+        """
         self._closed = True
         for lane in self._lanes:
             lane.thread.close()
             lane.sink.abandon()
+        for sink in self._ended:
+            sink.abandon()  # its end may have been dropped with the rest
+            sink.undo()
+        self._ended.clear()
         self._lanes.clear()
         self._held.clear()
 
@@ -159,15 +173,24 @@ class DatabaseWriter:
 
     def _lane(self, nbytes: int) -> _Lane:
         """Who writes the next bytes: the lane that has got the least, or a new one."""
-        total = sum(lane.assigned for lane in self._lanes) + nbytes
-        if len(self._lanes) < min(self._most_lanes, 1 + total // LANE_BYTES):
-            self._lanes.append(_Lane(Workers(1, f"write-{len(self._lanes)}", behind=True), *self._new_file()))
-        lane = min(self._lanes, key=lambda each: each.assigned)
-        if lane.start and lane.start + nbytes > self._file_bytes:
+        total, most = sum(lane.assigned for lane in self._lanes) + nbytes, self._lanes_for(nbytes)
+        if len(self._lanes) < min(most, 1 + total // LANE_BYTES):
+            self._lanes.append(_Lane(Workers(1, f"write-{len(self._lanes)}", behind=self._behind), *self._new_file()))
+        lane = min(self._lanes[:most], key=lambda each: each.assigned)
+        if lane.start and lane.start + nbytes > self._file_bytes + BEYOND:
             self._end_file(lane)
             lane.sink, lane.path = self._new_file()
             lane.start = 0
         return lane
+
+    def _lanes_for(self, nbytes: int) -> int:
+        """How many lanes may be used: an object is in memory twice while it is sent, and has to hold the largest chunk."""
+        self._largest = max(self._largest, nbytes)
+        return (
+            self._most_lanes
+            if self._objects_bytes is None
+            else max(1, min(self._most_lanes, self._objects_bytes // self._largest))
+        )
 
     def _new_file(self) -> tuple[Sink, str]:
         path = f"d/{len(self._files):032x}"
@@ -184,6 +207,7 @@ class DatabaseWriter:
 
     def _end_file(self, lane: _Lane) -> None:
         what = f"file {lane.path} of {self._prefix}"
+        self._ended.append(lane.sink)
         self._under_way.append(lane.submit(_finish, what))
 
     def _hold(self, writing: Future[str], nbytes: int) -> None:
@@ -209,7 +233,13 @@ class DatabaseWriter:
         sink = self._open(MANIFEST)
         _write(sink, manifest, f"{MANIFEST} of {self._prefix}")
         _finish(sink, f"{MANIFEST} of {self._prefix}")
+        self._ended.clear()  # from here on it is a database
         return manifest
+
+
+def _object_bytes(memory: int, lanes: int) -> int:
+    """At which size of an object the next is begun: many threads do not make for small objects, each of which is a request."""
+    return min(DATA_FILE_BYTES, max(memory // lanes, min(LANE_BYTES, memory)))
 
 
 def _write_chunk(sink: Sink, data: np.ndarray, padded: np.ndarray, what: str) -> str:

@@ -123,6 +123,7 @@ class FileStore:
                 self._apply_mode(path, is_directory=is_directory)
                 if is_directory:
                     posix.fsync_directory(path, absent_ok=True)
+            self._apply_modes_above(top)
             self._sync_up(top)
 
         self._retry(f"sync {prefix or 'all'}", everything)
@@ -252,6 +253,17 @@ class FileStore:
                 os.chmod(path, mode)
         except FileNotFoundError:
             return
+
+    def _apply_modes_above(self, top: str) -> None:
+        """Those of the folders between the root and `top`, and of the files beside `top`: who writes data has made them."""
+        if self._file_mode is not None:
+            for name, is_directory in posix.scan(os.path.dirname(top)) if top != self.root else ():
+                if not is_directory:
+                    self._apply_mode(os.path.join(os.path.dirname(top), name), is_directory=False)
+        directory = os.path.dirname(top)
+        while len(directory) > len(self.root):
+            self._apply_mode(directory, is_directory=True)
+            directory = os.path.dirname(directory)
 
     def _sync_up(self, directory: str) -> None:
         """Fsync `directory` and those above it, up to the root's parent, which holds the root's own name.

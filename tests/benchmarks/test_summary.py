@@ -42,6 +42,16 @@ def test_the_floor_on_another_mesh_is_that_of_what_was_read(result: dict[str, An
     assert used["restore: read for 2d"]["median"] == 1.0
 
 
+def test_what_is_read_again_from_the_page_cache_is_not_as_slow_as_the_disk() -> None:
+    floors = {**summary.floors_of([results.floors(1.0)]), "floor_cached": 0.1}
+    records = [{**results.restore("x", 1.5, "cold", "2d", asked=4.0), "disk": results.NBYTES}]
+    assert summary.figures_of(records, "one", results.NBYTES, floors)["2d_cold_floor"] == pytest.approx(1.3)
+    records = [{**results.restore("x", 1.5, "cold", "2d", asked=4.0), "disk": 3 * results.NBYTES}]
+    assert summary.figures_of(records, "one", results.NBYTES, floors)["2d_cold_floor"] == pytest.approx(3.1)
+    records = [results.restore("x", 1.5, "cached", "2d", asked=4.0)]
+    assert summary.figures_of(records, "one", results.NBYTES, floors)["2d_cached_floor"] == pytest.approx(0.4)
+
+
 def test_reading_less_than_is_needed_lowers_no_floor() -> None:
     records = [results.restore("x", 1.5, "cold", "2d", asked=0.1)]
     floors = summary.floors_of([results.floors(1.0)])
