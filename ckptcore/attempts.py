@@ -51,11 +51,20 @@ _KINDS: dict[str, type[Any]] = {"plan": AttemptPlan, "resumed": AttemptResumed, 
 
 @dataclass(frozen=True)
 class Attempt:
-    """An attempt as the store has it. `resumed` is None until it has caught up, `end` while nobody has recorded one."""
+    """An attempt as the store has it. `resumed` is None until it has caught up, `end` while nobody has recorded one.
+
+    `unread_end`: it has an end, which cannot be read.
+    """
 
     plan: AttemptPlan
     resumed: AttemptResumed | None = None
     end: AttemptEnd | None = None
+    unread_end: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nobody has recorded its end."""
+        return self.end is None and not self.unread_end
 
     @property
     def number(self) -> int:
@@ -85,6 +94,8 @@ class Attempts:
             number, what = names.parse_attempt_key(key) or (0, "")
             if key in self._known:
                 found.setdefault(number, {})[what] = self._known[key]
+            elif what == "end":
+                found.setdefault(number, {})["unread_end"] = True
         return [Attempt(**parts) for _, parts in sorted(found.items()) if "plan" in parts]
 
     def next(self) -> int:

@@ -16,9 +16,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from ckptcore.events import log
 
@@ -33,33 +34,40 @@ Phase = Literal["init", "restore", "train", "save", "final"]
 """What a rank does: `init` from its start to the restore, and from there to its first completed step (compilation); `restore`;
 `train`; `save` while the training thread is inside `save()`, `wait()` or `SaveHandle.result()`; `final` from `close()` on."""
 
+Moment = Annotated[float, Meta(ge=0, le=1e10)]
+"""Seconds, fewer than a date can tell."""
+
+MOST_BYTES = 65_536
+"""Bytes of a beat at most."""
+
+_MOST_STEPS = 999_999_999_999
 _NAME = re.compile(r"rank-(\d+)\.json")
 
 
 class Beat(msgspec.Struct, frozen=True, kw_only=True):
     """One heartbeat. Moments are seconds of `CLOCK_MONOTONIC`, which all processes of a node share."""
 
-    rank: int
+    rank: Annotated[int, Meta(ge=0, le=99_999)]
     pid: int
     phase: Phase
-    at: float
+    at: Moment
     """When this was written."""
-    since: float
+    since: Moment
     """When the rank entered this phase."""
-    step: int | None = None
+    step: Annotated[int, Meta(ge=0, le=_MOST_STEPS)] | None = None
     """Completed updates; None while that is not known."""
     steps: int = 0
     """How many updates this process has completed since its restore."""
     step_seconds: float | None = None
     """The rank's own time for its newest step: what `heartbeat(seconds=…)` said, else the time between two steps less that in
     `save()`. None until it is known."""
-    blocked: float = 0.0
+    blocked: Moment = 0.0
     """Seconds spent in the phase `save` in total."""
-    restored_step: int | None = None
+    restored_step: Annotated[int, Meta(ge=0, le=_MOST_STEPS)] | None = None
     """The step that this process started from, 0 for a fresh start; None before that."""
     incarnation: int | None = None
     """What this job has claimed of the run; None before that."""
-    marks: dict[str, float] = {}
+    marks: dict[str, Moment] = {}
     """When the rank first came to `init`, `restore`, `restored` (the end of that), and `first-step` (completed)."""
 
 
@@ -102,10 +110,11 @@ def read(folder: str | os.PathLike[str]) -> list[Beat]:
 
 
 def read_one(folder: str | os.PathLike[str], rank: int) -> Beat | None:
-    """The newest beat of one rank; None if there is none."""
+    """The newest beat of one rank; None if there is none, or what is there is no beat."""
     try:
-        beat = _decode(beat_file(folder, rank).read_bytes())
-    except (FileNotFoundError, msgspec.MsgspecError):
+        with beat_file(folder, rank).open("rb") as file:
+            beat = _decode(file.read(MOST_BYTES))
+    except (OSError, msgspec.MsgspecError, RecursionError):
         return None
     return beat if beat.rank == rank else None
 
@@ -144,7 +153,7 @@ class Pulse:
             return cls(None, rank)
         told = environ.get(RANK, "")
         rank = int(told) if told.isdecimal() else rank
-        before = _quietly(folder, rank)
+        before = read_one(folder, rank)
         _listen(folder, rank, before)
         return cls(folder, rank, before=before)
 
@@ -193,7 +202,7 @@ class Pulse:
 
     def _count(self, step: int) -> None:
         taken = 1 if self._step is None else step - self._step
-        if taken <= 0:
+        if taken <= 0 or not 0 <= step <= _MOST_STEPS:  # what no record has is not told
             return
         now = self._now()
         if self._stepped_at is not None and not self._told:
@@ -248,13 +257,6 @@ _decode = msgspec.json.Decoder(Beat).decode
 def _here() -> tuple[int, int]:
     """This process and thread: a process that is forked off inherits a pulse that is not its own."""
     return os.getpid(), threading.get_ident()
-
-
-def _quietly(folder: str, rank: int) -> Beat | None:
-    try:
-        return read_one(folder, rank)
-    except OSError:  # writing fails alike, and is told
-        return None
 
 
 def _listen(folder: str, rank: int, before: Beat | None) -> None:

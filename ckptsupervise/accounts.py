@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -25,6 +26,8 @@ PATIENCE = 900.0
 """Seconds to wait for a store that does not answer."""
 NOTE = 30.0
 """Seconds at the end of an attempt for what is recorded on the side."""
+PAUSE = 15.0
+"""Seconds between two tries to record something on the side, at most."""
 
 T = TypeVar("T")
 
@@ -47,6 +50,7 @@ class Accounts:
         self._attempts = Attempts(self.store, clock=self.clock)
         self._aside = ThreadPoolExecutor(1, "accounts")
         self._noted: Future[Any] | None = None
+        self._closing = threading.Event()
 
     def load(self) -> list[Attempt]:
         """All attempts so far."""
@@ -79,7 +83,7 @@ class Accounts:
         if first is None or recovered is None or step is None:
             return
         self._noted = self._aside.submit(
-            self._attempts.resumed,
+            self._note,
             attempt,
             launched=instant.date(timeline.launched),
             restoring=_date(instant, timeline.restoring),
@@ -89,6 +93,19 @@ class Accounts:
             restored_step=timeline.restored_step or 0,
             recovered_step=max(timeline.target, timeline.restored_step or 0),
         )
+
+    def _note(self, attempt: int, **facts: Any) -> None:
+        """Put `resumed.json`, as often as it takes: without it all that the attempt trains counts as made again."""
+        pause = 0.5
+        while True:
+            try:
+                self._attempts.resumed(attempt, **facts)
+            except StoreUnavailable:
+                if self._closing.wait(pause):
+                    raise
+                pause = min(2 * pause, PAUSE)
+            else:
+                return
 
     def end(self, plan: AttemptPlan, watched: Watched, instant: Instant, committed: GenerationId | None) -> None:
         """Record how an attempt ended."""
@@ -174,6 +191,7 @@ class Accounts:
 
     def close(self) -> None:
         """Wait for what is being recorded on the side."""
+        self._closing.set()
         self._settle_note()
         self._aside.shutdown(wait=False, cancel_futures=True)
 

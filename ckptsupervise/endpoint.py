@@ -1,7 +1,7 @@
 """Where the supervisor of a node is reached by those of others: it proves that it lives, and takes in who joins what it leads.
 
 Whoever does not know its token is told nothing and cannot ask for anything. It may take one of `GREETINGS` places for `GREETING`
-seconds.
+seconds, or until others have taken all: so those who say nothing keep out nobody.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ckptsupervise.handshake import GREETING, GREETING_BYTES, admit, enter, new_
 from ckptsupervise.wire import AnyMessage, Channel, Join, LinkLost, joined
 
 GREETINGS = 256
-"""How many that have connected are asked what for at a time; others wait."""
+"""How many that have connected are asked what for at a time; one more takes the place of the one that came first."""
 
 PAUSE = 0.1
 """Seconds until it listens again after an error."""
@@ -29,7 +29,7 @@ class Endpoint:
 
     def __init__(self, host: str, *, silence: float) -> None:
         self.token, self._silence = new_token(), silence
-        self._places = threading.BoundedSemaphore(GREETINGS)
+        self._greeted: list[socket.socket] = []
         self._joins: dict[tuple[int, str], Channel] = {}
         self._lock, self._closed = threading.Lock(), threading.Event()
         try:
@@ -60,14 +60,21 @@ class Endpoint:
 
     def _run(self) -> None:
         while not self._closed.is_set():
-            self._places.acquire()
             try:
                 connection, _ = self._listener.accept()
             except OSError:  # closed, or too many open files for a moment
-                self._places.release()
                 self._closed.wait(PAUSE)
                 continue
+            self._place(connection)
             threading.Thread(target=self._greet, args=(connection,), name="greeting", daemon=True).start()
+
+    def _place(self, connection: socket.socket) -> None:
+        with self._lock:
+            first = self._greeted.pop(0) if len(self._greeted) >= GREETINGS else None
+            self._greeted.append(connection)
+        if first is not None:
+            with suppress(OSError):
+                first.shutdown(socket.SHUT_RDWR)  # its thread is told
 
     def _greet(self, connection: socket.socket) -> None:
         try:
@@ -77,7 +84,8 @@ class Endpoint:
         else:
             self._admit(channel)
         finally:
-            self._places.release()
+            with self._lock:
+                self._greeted = [each for each in self._greeted if each is not connection]
 
     def _admit(self, channel: Channel) -> None:
         try:

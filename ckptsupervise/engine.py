@@ -128,7 +128,7 @@ class Elastic:
 
     def send(self, number: int, ranks: Sequence[int]) -> None:
         """To the process that beats, unless it has gone, or is none of this attempt's."""
-        ours = set(leftovers.members(self.order.folder))
+        ours = set(self._members())
         for rank in ranks:
             beat = heartbeat.read_one(self.order.folder, rank)
             pid = beat.pid if beat is not None and beat.pid in ours else self.processes().get(rank)
@@ -138,10 +138,10 @@ class Elastic:
     def kill(self, ranks: Sequence[int] | None = None) -> None:
         """All members of the attempt, or of the ranks' sessions."""
         if ranks is None:
-            pids = leftovers.members(self.order.folder)
+            pids = self._members()
         else:
             sessions = {pid for rank, pid in self.processes().items() if rank in ranks}
-            found = map(procfs.look, leftovers.members(self.order.folder))
+            found = map(procfs.look, self._members())
             pids = [each.pid for each in found if each is not None and each.session in sessions]
         for pid in pids:
             procfs.kill(pid)
@@ -152,6 +152,10 @@ class Elastic:
         left = leftovers.end(self.order.folder, timeout=timeout)
         self._errors.close()
         return left
+
+    def _members(self) -> list[int]:
+        """All processes of the attempt. A rank that runs is a child of ours, whose ID nobody else gets."""
+        return leftovers.members(self.order.folder, [pid for rank, pid in self.processes().items() if rank not in self._gone])
 
     def _run(self) -> None:
         finding = self._start(self._find)

@@ -107,7 +107,7 @@ def _top() -> Path:
     """
     memory = os.getuid() < 1000 and os.access(_MEMORY, os.W_OK | os.X_OK)
     chosen = os.environ.get("TMPDIR") or (_MEMORY if memory else tempfile.gettempdir())
-    return _private(Path(chosen) / f"ckpt-supervise-{os.getuid()}")
+    return _private(Path(chosen).absolute() / f"ckpt-supervise-{os.getuid()}")
 
 
 def _private(path: Path) -> Path:

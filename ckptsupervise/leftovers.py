@@ -8,6 +8,7 @@ to others, prove nothing and are not kept.
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 from ckptcore.clock import Clock
@@ -18,10 +19,15 @@ QUIET = 3
 """So many looks in a row have to find nothing: a process that is being started carries no mark yet."""
 
 
-def members(folder: Path) -> list[int]:
-    """The processes that have `folder`, or a folder in it, as their heartbeats' place, and all of their sessions."""
+def members(folder: Path, known: Collection[int] = ()) -> list[int]:
+    """The processes that have `folder`, or a folder in it, as their heartbeats' place, and all of their sessions.
+
+    So are those of this process's own children that are `known` to belong: a program may write over its environment, as it does
+    to give itself another title.
+    """
     seen = list(procfs.processes())
-    marked = {each.pid for each in seen if _within(each.pid, folder)}
+    ours = {each.pid for each in seen if each.pid in known and each.parent == os.getpid()}
+    marked = ours | {each.pid for each in seen if _within(each.pid, folder)}
     sessions = {each.session for each in seen if each.pid in marked} - {os.getsid(0)}
     return sorted(each.pid for each in seen if each.pid != os.getpid() and (each.pid in marked or each.session in sessions))
 

@@ -44,12 +44,13 @@ class Link:
     @property
     def beats(self) -> list[Beat]:
         """The newest beats of its ranks."""
-        return [_moved(beat, self.offset) for beat in self.state.beats]
+        return [_moved(beat, self.offset) for beat in self.state.beats if beat.rank in self.ranks]
 
     @property
     def gone(self) -> list[Gone]:
         """Its ranks that have ended."""
-        return [Gone(rank=each.rank, status=each.status, at=each.at + self.offset) for each in self.state.gone]
+        found = [each for each in self.state.gone if each.rank in self.ranks]
+        return [Gone(rank=each.rank, status=each.status, at=each.at + self.offset) for each in found]
 
     @property
     def words(self) -> dict[int, str]:

@@ -145,11 +145,19 @@ def _past(attempt: Attempt, end: AttemptEnd, slots: tuple[int, ...], blamed: int
     return Past(
         slots=slots,
         outcome=end.outcome,
-        ended=datetime.fromisoformat(end.stopped).timestamp(),
+        ended=_seconds(end.stopped),
         progressed=_step(end.committed) > _step(attempt.plan.committed),
         blamed=blamed,
         drained=end.incident is not None and end.incident.kind == "straggler",
     )
+
+
+def _seconds(text: str) -> float:
+    """Of a date since 1970; 0 for one that no calendar has, which no reader refuses."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return 0.0
 
 
 def _step(generation: str | None) -> int:

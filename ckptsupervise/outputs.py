@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import selectors
 import sys
 import threading
@@ -13,6 +14,8 @@ KEPT = 32768
 """Bytes of each rank's last words."""
 _LOOK = 0.1
 """Seconds after which the thread looks whether it is done."""
+PATIENCE = 1.0
+"""Seconds that somebody may take to read on before what is written is dropped."""
 
 Sink = Callable[[bytes], None]
 
@@ -81,6 +84,12 @@ def _to_stderr(data: bytes) -> None:
 
 
 def write(stream: int, data: bytes) -> None:
-    """Write all of `data` at once, past any buffer: what fails must not be tried again later. Raises `OSError`."""
+    """Write all of `data` at once, past any buffer: what fails must not be tried again later.
+
+    Raises `OSError`, also if nobody takes it: a terminal that was stopped, or a pipe whose reader was, must not stop who writes.
+    """
     while data:
-        data = data[os.write(stream, data) :]
+        _, ready, _ = select.select([], [stream], [], PATIENCE)
+        if not ready:
+            raise TimeoutError(f"nobody has read for {PATIENCE:g} s")
+        data = data[os.write(stream, data[: select.PIPE_BUF]) :]  # so much does not block

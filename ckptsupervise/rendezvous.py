@@ -117,17 +117,17 @@ class Rendezvous:
             found = self._replaced(newest) or self._own_part(newest)
             if found is not None:
                 return found
-        if newest is not None and newest.end is None and self._is_led(newest):
+        if newest is not None and newest.is_open and self._is_led(newest):
             self._opened = (number, self.clock.monotonic())
             return self._overdue(newest) if newest.number == self._done[0] else self._look_on(newest, number)
-        if newest is not None and newest.end is not None:
+        if newest is not None and not newest.is_open:
             stop = self.policy.stop(self.history(attempts), self._utc())
             if stop is not None:
                 return _over(stop, self.history(attempts))
         return self._gather(attempts, number)
 
     def _own_part(self, newest: Attempt) -> AttemptPlan | None:
-        return newest.plan if newest.end is None and Parts(newest.plan).member(self.own.nonce) else None
+        return newest.plan if newest.is_open and Parts(newest.plan).member(self.own.nonce) else None
 
     def _look_on(self, newest: Attempt, number: int) -> Over | None:
         """An attempt runs without this node. It announces itself for the next one: that is seen, and this one ended for it."""
@@ -179,7 +179,7 @@ class Rendezvous:
 
     def _plan(self, attempts: Sequence[Attempt], number: int, present: Sequence[AttemptNode]) -> AttemptPlan | Over | None:
         newest = attempts[-1] if attempts else None
-        if newest is not None and newest.end is None:
+        if newest is not None and newest.is_open:
             self.close_open(newest)
             return None  # and look again
         history = self.history(attempts, present)
@@ -204,7 +204,7 @@ class Rendezvous:
 
     def _arrive(self, newest: Attempt | None, number: int) -> None:
         """What there was before this supervisor: an attempt that was open then is the first of its job that it has seen."""
-        is_open = newest is not None and newest.end is None
+        is_open = newest is not None and newest.is_open
         self._arrived, self._started = number - 1, self.clock.utc()
         self._since = max(1, number - 1 if is_open else number)
 

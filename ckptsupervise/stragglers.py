@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -57,7 +57,8 @@ class Straggler:
 class Rule:
     """What is compared. A window has `samples` steps or saves of the rank with the fewest, and takes `seconds` at least.
 
-    `ratio`: a slow rank takes so many times the group's median at least, and `excess` seconds more than it.
+    `ratio`: a slow rank takes so many times the group's median at least, and `excess` seconds more than it, and `share` of the
+    time from one step to the next: what a rank does alone may be a small part of that, and then it holds up nobody.
     """
 
     what: Literal["step", "save"]
@@ -65,9 +66,10 @@ class Rule:
     seconds: float
     ratio: float
     excess: float = 0.0
+    share: float = 0.0
 
 
-STEPS = Rule(what="step", samples=20, seconds=10.0, ratio=1.3)
+STEPS = Rule(what="step", samples=20, seconds=10.0, ratio=1.3, share=0.02)
 SAVES = Rule(what="save", samples=3, seconds=0.0, ratio=2.0, excess=1.0)
 
 
@@ -135,7 +137,9 @@ class Comparison:
         rows = [times for key, times in self._times.items() if key <= end and 2 * len(times) > self._size]
         if len(rows) < self._rule.samples:
             return []
-        usual, levels, slow = judge(self._matrix(rows), self._rule)
+        pace = (now - self._began) / max(end - min(self._times), 1)
+        rule = replace(self._rule, excess=max(self._rule.excess, self._rule.share * pace))
+        usual, levels, slow = judge(self._matrix(rows), rule)
         found = self._count(slow, self._began)
         self._times = {key: times for key, times in self._times.items() if key > end}
         self._closed, self._began = end, now

@@ -135,7 +135,7 @@ class _Supervision:
             if lost.found:
                 self._tell("left-over", f"{lost.found} processes of a supervisor that has died were ended")
         attempts = self._accounts.load()
-        open_ones = [each for each in attempts if each.end is None and each.plan.supervisor.nonce not in self._home.living]
+        open_ones = [each for each in attempts if each.is_open and each.plan.supervisor.nonce not in self._home.living]
         for each in open_ones:
             timeline = Timeline(launched=instant.monotonic, size=each.plan.processes).seen(beats.get(each.number, []))
             self._accounts.lost(each.plan, timeline, instant, None)

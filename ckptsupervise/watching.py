@@ -8,6 +8,7 @@ stack is known. When the job is to stop, all ranks are asked to save and end, an
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +34,8 @@ LAUNCHER = 0.1
 """Seconds after the first failure in which the launcher cannot have sent anybody a signal yet."""
 PAUSE = 5.0
 """Seconds between two looks from which on it is taken that not only this process was stopped, but the machine."""
+TOGETHER = 1.0
+"""Seconds in which several signals are one request: systemd sends SIGHUP right after SIGTERM, shells and schedulers repeat it."""
 LAST = 10.0
 """Seconds for what is left after the ranks to end, once it is killed."""
 
@@ -63,10 +66,14 @@ class Asked:
     """What the supervisor is told from outside, by signals."""
 
     signals: list[int] = field(default_factory=list)
+    _taken: float = float("-inf")
 
     def take(self, number: int, frame: object = None) -> None:  # noqa: ARG002 - what a signal handler is called with
-        """Note a signal. The first asks for an end, one more for an end at once."""
-        self.signals.append(number)
+        """Note a signal. The first asks for an end, one more that comes later for an end at once."""
+        now = time.monotonic()
+        if now - self._taken >= TOGETHER:
+            self._taken = now
+            self.signals.append(number)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,20 +130,25 @@ class Watch:
         self._signalled: set[int] = set()
         self._detected: float | None = None
         self._kill_at: float | None = None
+        self._killed_at: float | None = None
         self._killing = self._told_lost = False
 
     def run(self) -> Watched:
         """Look again and again until all ranks have ended, then end what they have left."""
-        while not self._running.over:
+        while not self._running.over and not self._is_stuck():
             self._look(self._clock.monotonic())
             self._clock.sleep(LOOK)
         return self._end()
+
+    def _is_stuck(self) -> bool:
+        """Whether ranks are there still that were killed a while ago: the kernel holds them, as in a driver that hangs."""
+        return self._killed_at is not None and self._clock.monotonic() > self._killed_at + LAST
 
     def _look(self, now: float) -> None:
         if now - self._looked > PAUSE:
             self._resumed = now
         self._looked = now
-        beats = self._read(self._order.folder)
+        beats = self._beats()
         self._follow(beats)
         gone = self._running.gone()
         self._check_asked(now, gone)
@@ -145,12 +157,16 @@ class Watch:
         self._check_lost(now)
         self._check_failed(now, gone)
         if self._kill_at is None:
-            self._check_hung(now, beats, gone)
+            self._check_hung(now, gone)
         if self._kill_at is None:
             self._check_slow(now, beats, gone)
             self._check_growth(now, gone)
         if self._kill_at is not None and now >= self._kill_at:
             self._kill()
+
+    def _beats(self) -> list[Beat]:
+        """Of this attempt's ranks: a launcher inside of one may give its own processes further numbers."""
+        return [beat for beat in self._read(self._order.folder) if beat.rank < self._size]
 
     def _follow(self, beats: Sequence[Beat]) -> None:
         before, self._timeline = self._timeline, self._timeline.seen(beats)
@@ -187,8 +203,8 @@ class Watch:
             told = failed.status == 128 + signal.SIGTERM  # it was asked to end by somebody else, and so were all: they are done
             self._kill_at = now + (self._limits.grace if told else self._limits.patience)
 
-    def _check_hung(self, now: float, beats: Sequence[Beat], gone: Sequence[Gone]) -> None:
-        found = hung(self._all(beats, gone), now, self._limits.deadlines)
+    def _check_hung(self, now: float, gone: Sequence[Gone]) -> None:
+        found = hung(self._all(gone), now, self._limits.deadlines)
         if not found:
             return
         self._hangs, self._detected = found, now
@@ -239,28 +255,27 @@ class Watch:
 
     def _kill(self) -> None:
         if not self._killing:
-            self._killing = True
+            self._killing, self._killed_at = True, self._clock.monotonic()
             self._tell("killing", "what is left is killed")
         self._running.kill()
 
-    def _all(self, beats: Sequence[Beat], gone: Sequence[Gone]) -> list[Beat]:
-        """The newest beats of the ranks that run. One that has not told anything yet has been in `init` since the launch.
+    def _all(self, gone: Sequence[Gone]) -> list[Beat]:
+        """The newest beats of the ranks that run, be their files gone. Who has not told anything is in `init` since the launch.
 
         If nobody has looked for a while (the machine slept), no rank is silent for longer than since then.
         """
         ended = {each.rank for each in gone}
-        known = {beat.rank: beat for beat in beats}
         pids, launched = self._running.processes(), self._running.launched
         silent = {
             rank: Beat(rank=rank, pid=pids.get(rank, 0), phase="init", at=launched, since=launched) for rank in range(self._size)
         }
-        found = [beat for rank, beat in sorted((silent | known).items()) if rank not in ended]
+        found = [beat for rank, beat in sorted((silent | dict(self._timeline.beats)).items()) if rank not in ended]
         return [structs.replace(beat, at=max(beat.at, self._resumed)) for beat in found]
 
     def _end(self) -> Watched:
         over = self._clock.monotonic()
         left = self._running.finish(LAST)
-        self._follow(self._read(self._order.folder))
+        self._follow(self._beats())
         return Watched(
             ending=self._ending(),
             timeline=self._timeline,
@@ -273,6 +288,8 @@ class Watch:
     def _ending(self) -> Ending:
         if self._running.error:
             return Ending(outcome="failed", kind="exit", message=f"ranks could not be started: {self._running.error}")
+        if not self._running.over and self._stopping is None and not self._hangs:
+            return self._held()
         return ending(
             self._exits(),
             list(self._timeline.beats.values()),
@@ -282,6 +299,14 @@ class Watch:
             memory_kills=procfs.memory_kills() - self._memory_kills,
             lost=self._lost(),
         )
+
+    def _held(self) -> Ending:
+        """The attempt failed, and the kernel does not let go of a rank: that one is the reason, as far as anybody can tell."""
+        gone = {each.rank for each in self._running.gone()}
+        held = next((rank for rank in range(self._size) if rank not in gone), None)
+        beat = None if held is None else self._timeline.beats.get(held)
+        phase, step = (beat.phase, beat.step) if beat else (None, None)
+        return Ending(outcome="failed", kind="hang", rank=held, phase=phase, step=step, message="not even SIGKILL ends it")
 
     def _exits(self) -> list[Exit]:
         gone = self._running.gone()

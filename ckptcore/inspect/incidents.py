@@ -170,11 +170,19 @@ def predicted(found: Sequence[Incident], measured: Goodput, costs: Costs, period
 
 
 def spans(attempts: Sequence[Attempt], now: datetime | None = None, seen: datetime | None = None) -> list[list[Span]]:
-    """The time that each attempt accounts for, in order: from when the one before was known to be over, or its own plan."""
-    reached, before, found = 0, None, []
-    for attempt in attempts:
+    """The time that each attempt accounts for, in order: from when the one before was known to be over, or its own plan.
+
+    No time counts twice: an attempt may be known to be over, as one that is drained is, while its ranks still save, and one of
+    another supervisor may outlive the next one's plan.
+    """
+    reached, before, found, counted = 0, None, [], None
+    for place, attempt in enumerate(attempts):
         until = seen if attempt.resumed is not None and seen is not None else now
-        found.append(_spans(attempt, _begin(attempt, before), reached, until))
+        following = _at(attempts[place + 1].plan.created) if place + 1 < len(attempts) else None
+        until = until if following is None or until is None else min(until, following)
+        begin = _begin(attempt, before)
+        found.append(_spans(attempt, begin if counted is None or begin is None else max(begin, counted), reached, until))
+        counted = max([*([] if counted is None else [counted]), *(span.stop for span in found[-1])], default=None)
         end = attempt.end
         reached, before = max(reached, (end and end.last_step) or 0), attempt
     return found

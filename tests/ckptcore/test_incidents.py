@@ -74,6 +74,17 @@ def parts(attempts: list[Attempt], now: float = 200, **told: Any) -> dict[str, f
     return {part: seconds for part in PARTS if (seconds := getattr(found, part))}
 
 
+def test_no_second_is_counted_twice() -> None:
+    drained = Attempt(
+        plan(1, 0),
+        resumed(1, launched=1, restoring=10, restored=11, first_step=20, recovered=20),
+        end(1, last_sign=100, detected=60, stopped=102, restored_step=0, last_step=40),
+    )
+    assert goodput([drained, SECOND], at(200)).wall == 200
+    without_an_end = Attempt(drained.plan, drained.resumed)
+    assert goodput([without_an_end, SECOND], at(200)).wall == 200
+
+
 def test_every_second_has_its_part() -> None:
     first = {"relaunch": 10 + 9, "restore": 1, "productive": 80 - 4, "blocked": 4, "detect": 1}
     assert parts([FIRST]) == first

@@ -260,3 +260,13 @@ def test_a_lost_node_is_the_reason_unless_a_rank_had_failed_before() -> None:
     assert (before.kind, before.rank) == ("exit", 0)
     assert ending([], [], lost=lost, stopping="preempted").outcome == "preempted"
     assert ending([Exit(rank=0, status=0, at=11.0)], [], lost=lost).kind == "node"
+
+
+def test_any_number_of_strangers_that_say_nothing_keep_out_nobody(own: Endpoint) -> None:
+    address = split(own.address)
+    strangers = [socket.create_connection(address) for _ in range(endpoint.GREETINGS + 20)]
+    try:
+        assert answers(own.address, own.token, timeout=2)
+    finally:
+        for each in strangers:
+            each.close()

@@ -131,6 +131,32 @@ def test_a_signal_goes_to_the_process_that_beats(tmp_path: Path) -> None:
     assert finish(running, tmp_path) == {0: 143}
 
 
+OVERWRITTEN = """
+import ctypes
+begin, end = map(int, open("/proc/self/stat").read().rpartition(")")[2].split()[47:49])
+ctypes.memset(begin, 0, end - begin)  # as `setproctitle` does
+"""
+
+
+@slow
+def test_a_rank_that_writes_over_its_environment_gets_signals_and_can_be_killed(tmp_path: Path) -> None:
+    program = OVERWRITTEN + "signal.signal(signal.SIGTERM, lambda *_: open(sys.argv[1], 'w').close())\n" + FOREVER
+    running = ElasticEngine().start(order(tmp_path, program, str(tmp_path / "heard"), slots=(0,)))
+    try:
+        training(running, tmp_path, 1)
+        (pid,) = running.processes().values()
+        assert heartbeat.FOLDER.encode() not in procfs.environment(pid)
+        running.send(signal.SIGTERM, [0])
+        wait((tmp_path / "heard").exists, "the signal")
+        running.kill([0])
+        wait(running.gone, "its end")
+        assert finish(running, tmp_path) == {0: -signal.SIGKILL}
+    finally:
+        for pid in running.processes().values():
+            if procfs.look(pid) is not None and not running.over:
+                procfs.kill(pid)
+
+
 @slow
 def test_what_ranks_leave_behind_is_ended(tmp_path: Path) -> None:
     program = """
@@ -279,3 +305,23 @@ def test_a_reader_that_has_gone_disturbs_nobody(tmp_path: Path, monkeypatch: pyt
         errors.close()
         monkeypatch.undo()
     assert errors.words(0) == "Traceback"
+
+
+def test_a_reader_that_reads_no_more_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    monkeypatch.setattr(outputs, "PATIENCE", 0.05, raising=False)
+    with os.fdopen(reading, "rb"), os.fdopen(writing, "w") as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        errors = outputs.Errors(tmp_path, 1)
+        errors.start()
+
+        def rank() -> None:
+            errors.path(0).write_bytes(b"x" * 300_000 + b"Traceback")
+            errors.close()
+
+        running = threading.Thread(target=rank, daemon=True)
+        running.start()
+        running.join(10)
+        monkeypatch.undo()
+        assert not running.is_alive()
+    assert errors.words(0).endswith("Traceback")

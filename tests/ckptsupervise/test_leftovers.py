@@ -160,3 +160,11 @@ def test_the_guard_survives_what_ends_the_supervisor_s_group(tmp_path: Path, mon
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     with Guard(tmp_path) as guard:
         assert os.getsid(guard._process.pid) != os.getsid(0)
+
+
+def test_the_place_is_the_same_in_every_folder_that_a_rank_goes_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", "tmp")
+    home = Home.make("file:///run", "aa" * 8)
+    home.close()
+    assert home.path.is_relative_to(tmp_path)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from ckptcore.attempts import Attempt, AttemptEnd, AttemptIncident, AttemptNode, AttemptPlan, Member, Outcome, Supervisor
 from ckptcore.errors import CallError
@@ -171,3 +173,10 @@ def test_what_can_be_dropped() -> None:
 def test_what_cannot_be(nnodes: int, min_nnodes: int) -> None:
     with pytest.raises(CallError, match="min_nnodes"):
         policy_for(nnodes, min_nnodes)
+
+
+def test_a_date_that_no_calendar_has_stops_nobody() -> None:
+    first = past(1, "aabb", slots=[0, 1, 0, 1], node="a", rank=0, slot=0)
+    assert first.end is not None
+    odd = replace(first, end=structs.replace(first.end, stopped="2026-02-31T12:00:00Z"))
+    assert isinstance(policy_for(2).decide([odd], there("ab"), NOW, 0.0), Choice)

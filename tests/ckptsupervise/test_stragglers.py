@@ -241,3 +241,11 @@ def test_milliseconds_in_saves_do_not_count() -> None:
     for save in range(1, 20):
         assert look(stragglers, [1.0] * 2, save, save * 60.0, blocked=[save * 0.01, save * 0.02]) == []
     assert SAVES.excess > 0
+
+
+@pytest.mark.parametrize("times", [(2e-5, 3e-5), (0.0, 1e-3)])
+def test_what_is_next_to_nothing_of_a_step_holds_up_nobody(times: tuple[float, float]) -> None:
+    watched, found = Stragglers(2), list[Straggler]()
+    for step in range(200):
+        found += watched.seen([beat(rank, step=step, step_seconds=each) for rank, each in enumerate(times)], float(step))
+    assert found == []

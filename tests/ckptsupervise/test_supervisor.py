@@ -314,6 +314,14 @@ def test_what_a_dead_supervisor_has_left_is_accounted_for(world: World) -> None:
     assert second.plan.cause == "resumed-supervisor"
 
 
+@pytest.mark.parametrize("data", [b"", b'{"format":"ckpt/attempt-end","version":"2.0"}'])
+def test_an_end_that_cannot_be_read_is_passed_over(world: World, data: bytes) -> None:
+    Attempts(world.store).plan(1, supervisor=OTHER, slots=[0, 1], nodes=["n", "n"], cause="start")
+    world.store.put_if_absent("supervision/00000001/end.json", data)
+    assert world.supervise(finishing).reason == "finished"
+    assert world.outcomes() == [None, "finished"]
+
+
 def test_what_a_living_supervisor_does_is_left_to_it(world: World) -> None:
     Attempts(world.store).plan(1, supervisor=OTHER, slots=[0, 1], nodes=["here", "here"], cause="start")
     living = Home.make(world.store.url, OTHER.nonce, top=world.top)
@@ -328,6 +336,13 @@ def test_a_store_that_is_away_for_a_while_is_waited_for(world: World) -> None:
     world.store = FaultyStore(world.store, lambda operation, _: operation == "list", times=3)
     assert world.supervise(finishing).reason == "finished"
     assert len([told for told in world.told if told.event == "waiting"]) == 3
+
+
+def test_that_training_has_caught_up_is_recorded_once_the_store_is_there(world: World) -> None:
+    world.store = FaultyStore(world.store, lambda operation, key: operation == "put_if_absent" and key.endswith("resumed.json"))
+    assert world.supervise(finishing).reason == "finished"
+    assert world.store.hits == 1
+    assert world.attempts[0].resumed is not None
 
 
 def test_a_store_that_stays_away_is_not_waited_for_for_ever(world: World) -> None:

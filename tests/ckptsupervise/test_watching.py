@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from ckptcore import heartbeat
+from ckptcore.heartbeat import Beat
 from ckptsupervise.deadlines import Deadlines
 from ckptsupervise.orders import Order
 from ckptsupervise.telling import Told
@@ -138,6 +140,53 @@ def test_a_long_phase_is_no_hang_until_its_own_deadline(tmp_path: Path, phase: A
     assert 30 <= seen.detected - 1 <= 32
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"rank":0,"pid":1,"phase":"train","at":1e300,"since":1e300,"step":3}',
+        b'{"rank":0,"pid":1,"phase":"train","at":1,"since":1,"step":3,"marks":{"first-step":1e300}}',
+        b'{"rank":0,"pid":1,"phase":"train","at":1,"since":1,"step":-3}',
+        b'{"rank":0,"pid":1,"phase":"train","at":1,"since":1,"blocked":-1e9}',
+        b" " * 100_000_000,
+        None,
+    ],
+)
+def test_what_is_no_beat_is_passed_over(tmp_path: Path, data: bytes | None) -> None:
+    def script(run: FakeRunning, seconds: float) -> None:
+        run.beat(1, 2, step=int(seconds) + 1)
+        path = heartbeat.beat_file(tmp_path, 0)
+        path.write_bytes(data) if data is not None else path.mkdir(exist_ok=True)
+        if seconds >= 3:
+            for rank in range(3):
+                run.die(rank, 0)
+
+    watched = Seen(tmp_path, script).watched
+    assert (watched.ending.outcome, sorted(watched.timeline.beats)) == ("finished", [1, 2])
+    assert all(each is None for each in (watched.timeline.last_step, watched.timeline.recovered))
+
+
+def test_ranks_that_the_attempt_does_not_have_are_none_of_it(tmp_path: Path) -> None:
+    def script(run: FakeRunning, seconds: float) -> None:
+        train(run, seconds, until=40)
+        now = run.launched + 1
+        heartbeat.write(tmp_path, Beat(rank=3, pid=7, phase="train", at=now, since=now, step=1))
+
+    seen = Seen(tmp_path, script)
+    assert seen.watched.ending.outcome == "finished"
+    assert seen.events == ["recovered"]
+
+
+def test_a_beat_that_somebody_removes_does_not_make_its_rank_silent_from_the_launch_on(tmp_path: Path) -> None:
+    def script(run: FakeRunning, seconds: float) -> None:
+        if 40 <= seconds < 45:
+            heartbeat.beat_file(tmp_path, 1).unlink(missing_ok=True)
+        else:
+            train(run, seconds, until=60)
+
+    seen = Seen(tmp_path, script)
+    assert (seen.watched.ending.outcome, seen.running.killed) == ("finished", [])
+
+
 def test_a_machine_that_slept_is_no_hang(tmp_path: Path) -> None:
     def script(run: FakeRunning, seconds: float) -> None:
         if 5 <= seconds < 6:
@@ -188,6 +237,28 @@ def test_ranks_that_do_not_end_in_time_are_killed(tmp_path: Path) -> None:
     assert seen.watched.ending.outcome == "preempted"
 
 
+@pytest.mark.parametrize("reason", ["failed", "preempted", "hang"])
+def test_a_rank_that_the_kernel_holds_does_not_hold_up_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    asked = Asked()
+
+    def script(run: FakeRunning, seconds: float) -> None:
+        assert seconds < 120, "it waits for ever"
+        if seconds < 5:
+            run.beat(step=4)
+        elif reason == "preempted" and not asked.signals:
+            asked.take(signal.SIGTERM)
+        elif reason == "failed":
+            run.die(1, 1)
+
+    die = FakeRunning.die
+    monkeypatch.setattr(FakeRunning, "die", lambda run, rank, status: None if rank == 2 else die(run, rank, status))
+    watched = Seen(tmp_path, script, asked, obeys=False, grace=10).watched
+    expected = {"failed": ("failed", "hang", 2), "preempted": ("preempted", None, None), "hang": ("failed", "hang", 0)}
+    assert (watched.ending.outcome, watched.ending.kind, watched.ending.rank) == expected[reason]
+
+
 def test_a_second_signal_ends_all_at_once(tmp_path: Path) -> None:
     asked = Asked([signal.SIGTERM])
 
@@ -199,6 +270,13 @@ def test_a_second_signal_ends_all_at_once(tmp_path: Path) -> None:
     seen = Seen(tmp_path, script, asked, obeys=False)
     assert seen.running.killed == [(pytest.approx(2, abs=3 * LOOK), (0, 1, 2))]
     assert len(seen.running.sent) == 1
+
+
+def test_signals_that_come_together_ask_once() -> None:
+    asked = Asked()
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGTERM):
+        asked.take(number)
+    assert asked.signals == [signal.SIGTERM]
 
 
 def test_a_hang_while_saving_for_a_preemption_is_the_grace_s_to_end(tmp_path: Path) -> None:
