@@ -36,6 +36,7 @@ def floors_of(measured: Sequence[Mapping[str, Any]]) -> Figures:
     }
     for cache in measured[0]["restore"]:
         found[f"floor_{cache}"] = _best([one["restore"][cache] for one in measured])
+    for cache in measured[0].get("proven", {}):  # which older records lack
         found[f"floor_proven_{cache}"] = _best([one["proven"][cache] for one in measured])
     return found
 
