@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from itertools import takewhile
 
 from ckptcli import text
 from ckptcli.incidents import of_whom, where
@@ -64,10 +65,19 @@ def _supervisor(found: Outlook, now: datetime) -> str:
         return f"{what} {guess}; the newest sign of that is {text.ago(sign, now)}"
     if newest.end.outcome in _OVER:
         return "nobody supervises the job, as far as is recorded: who did has ended, and launches no more attempts"
-    stopped = time_of(newest.end.stopped)
+    stopped, failed = time_of(newest.end.stopped), _failed_in_a_row(found.attempts)
+    again = f"the last {failed} attempts have failed: mend what ended them, then start it again" if failed > 1 else ""
     if stopped is not None and now - stopped < SOON:
-        return f"the next attempt is due: its supervisor ({owner}) is at work, or has just ended"
-    return f"no attempt has followed: its supervisor ({owner}) has given up, or has died; start it again"
+        due = f"the next attempt is due: its supervisor ({owner}) is at work, or has just ended"
+        return f"{due}; if none follows, {again}" if again else due
+    return f"no attempt has followed: its supervisor ({owner}) has given up, or has died; {again or 'start it again'}"
+
+
+def _failed_in_a_row(attempts: Sequence[Attempt]) -> int:
+    """How many of the newest attempts have failed, and led to no new checkpoint."""
+    ends = [(attempt.plan.committed, attempt.end) for attempt in attempts]
+    failed = takewhile(lambda each: each[1] and each[1].outcome == "failed" and each[1].committed == each[0], reversed(ends))
+    return len(list(failed))
 
 
 def _last_sign(found: Outlook) -> datetime | None:

@@ -148,6 +148,25 @@ def test_a_job_that_nobody_launches_again(ckpt: Ckpt, place: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("ago", "due"),
+    [
+        (10_000, "no attempt has followed: its supervisor (trainer-7, process 4711) has given up, or has died; "),
+        (10, "the next attempt is due: its supervisor (trainer-7, process 4711) is at work, or has just ended; if none follows, "),
+    ],
+)
+def test_a_job_that_failed_again_and_again_is_to_be_mended_first(ckpt: Ckpt, place: Path, ago: int, due: str) -> None:
+    run, then = Supervised(place), (datetime.now(UTC) - NOON).total_seconds() - ago
+    run.plan(then - 90, "start")
+    run.train(then - 80, 4, {100: then - 70})
+    run.end(then - 60, then - 60, incident=blamed("exit"), committed="000001-000000000100-1")
+    for start in (-50, -30, -10):
+        run.plan(then + start, committed="000001-000000000100-1")
+        run.end(then + start + 5, then + start + 5, incident=blamed("exit"), committed="000001-000000000100-1")
+    told = told_by(ckpt, place)[-1]
+    assert told == f"{due}the last 3 attempts have failed: mend what ended them, then start it again (U-3, U-4)"
+
+
+@pytest.mark.parametrize(
     ("seconds", "outcome", "said"),
     [
         (10, None, "seems to be at work; the newest sign of that is some time ago"),

@@ -82,10 +82,11 @@ class Supervised:
         self.clock, self.store = At(), file_store(place)
         self.attempts, self.number = Attempts(self.store, clock=self.clock), 0
 
-    def plan(self, at: float, cause: Any = "restart", slots: tuple[int, ...] = (0, 1, 2, 3)) -> None:
+    def plan(self, at: float, cause: Any = "restart", slots: tuple[int, ...] = (0, 1, 2, 3), **told: Any) -> None:
         """The next attempt."""
         self.clock.seconds, self.number = at, self.number + 1
-        self.attempts.plan(self.number, supervisor=OWNER, slots=slots, nodes=["trainer-7"] * len(slots), cause=cause)
+        where = {"slots": slots, "nodes": ["trainer-7"] * len(slots)} | told
+        self.attempts.plan(self.number, supervisor=OWNER, cause=cause, **where)
 
     def train(self, at: float, size: int, saves: dict[int, float]) -> None:
         """A job that claims, and saves steps."""
