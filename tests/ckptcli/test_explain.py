@@ -151,7 +151,10 @@ def test_a_job_that_nobody_launches_again(ckpt: Ckpt, place: Path) -> None:
     ("ago", "due"),
     [
         (10_000, "no attempt has followed: its supervisor (trainer-7, process 4711) has given up, or has died; "),
-        (10, "the next attempt is due: its supervisor (trainer-7, process 4711) is at work, or has just ended; if none follows, "),
+        (
+            10,
+            "the next attempt is due: its supervisor (trainer-7, process 4711) is at work, or has just ended; if none follows, ",
+        ),
     ],
 )
 def test_a_job_that_failed_again_and_again_is_to_be_mended_first(ckpt: Ckpt, place: Path, ago: int, due: str) -> None:
