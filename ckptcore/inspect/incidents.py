@@ -250,8 +250,8 @@ def _over(attempt: Attempt, last: datetime) -> list[Span]:
 
 
 def _told(attempt: Attempt) -> AttemptIncident | None:
-    """The incident that ended an attempt, if one did."""
-    if attempt.end is None:
+    """The incident that ended an attempt, if one did. That another job took the run is none, whatever rank was told of it first."""
+    if attempt.end is None or attempt.end.outcome == "superseded":
         return None
     return attempt.end.incident or (AttemptIncident(kind="supervisor") if attempt.end.outcome == "lost" else None)
 
