@@ -81,14 +81,14 @@ def ending(
     *,
     stopping: Stopping | None = None,
     hangs: Sequence[Hang] = (),
-    straggler: int | None = None,
+    straggler: Beat | None = None,
     memory_kills: int = 0,
     lost: LostNode | None = None,
 ) -> Ending:
     """How an attempt ended, of whose ranks `exits` tells the end, and `beats` the last heartbeats.
 
     `stopping`: why all ranks were asked to stop, if they were. `hangs`: whom the supervisor killed for being silent. `straggler`:
-    the rank that was drained for being slow. `memory_kills`: how many processes the kernel killed for memory meanwhile
+    of the rank that was drained, when it was found to be slow. `memory_kills`: how many processes the kernel killed for memory meanwhile
     (`oom_kill` in the control group's `memory.events`), as far as known. `lost`: the first node that could not be reached.
 
     A job that is asked to stop and fails to do so in order is `failed` if it was to be `resized`, and stays `preempted`, with an
@@ -103,7 +103,8 @@ def ending(
     if superseded is not None:
         return case.failed(superseded, "superseded")
     if straggler is not None:
-        return case.ended("failed", "straggler", straggler, message="slower than the others")
+        found = {"rank": straggler.rank, "phase": straggler.phase, "step": straggler.step}
+        return Ending(outcome="failed", kind="straggler", message="slower than the others", **found)
     own = case.own()
     if lost is not None and (own is None or own.at >= lost.since):
         return _without(lost, stopping)

@@ -115,7 +115,7 @@ class Watch:
         self._stragglers = Stragglers(self._size)
         self._memory_kills = procfs.memory_kills()
         self._stopping: Stopping | None = None
-        self._straggler: int | None = None
+        self._straggler: Beat | None = None
         self._hangs: list[Hang] = []
         self._stack = ""
         self._looked = self._resumed = running.launched
@@ -211,7 +211,7 @@ class Watch:
     def _drain(self, now: float, found: Straggler, gone: Sequence[Gone]) -> None:
         # Slow in saves may be rank 0, which waits for all the others before it decides.
         if found.what == "step" and self._limits.drain and self._can_drain and self._asked_at is None:
-            self._straggler, self._detected = found.rank, now
+            self._straggler, self._detected = self._timeline.beats[found.rank], now
             self._stop(now, gone, f"rank {found.rank} is slow: the job saves, and goes on without its slot")
 
     def _check_growth(self, now: float, gone: Sequence[Gone]) -> None:

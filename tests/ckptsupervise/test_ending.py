@@ -129,8 +129,8 @@ def test_a_rank_that_was_killed_for_its_silence() -> None:
 
 def test_a_rank_that_was_drained_for_being_slow() -> None:
     exits = gone(0, 143, asked=True), gone(1, 143, asked=True)
-    found = ending(exits, [beat(0, step=5), beat(1, step=5)], straggler=1)
-    assert (found.outcome, found.kind, found.rank, found.step) == ("failed", "straggler", 1, 5)
+    found = ending(exits, [beat(rank, "final", step=5) for rank in (0, 1)], straggler=beat(1, step=4))
+    assert (found.outcome, found.kind, found.rank, found.phase, found.step) == ("failed", "straggler", 1, "train", 4)
 
 
 @pytest.mark.parametrize("status", [143, -15, -9])
