@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from itertools import takewhile
 
 from ckptcli import text
-from ckptcli.incidents import of_whom, where
+from ckptcli.incidents import of_whom, on_nodes, supervisor_at, where
 from ckptcore.attempts import Attempt, AttemptEnd, Outcome
 from ckptcore.inspect.explaining import Outlook
 from ckptcore.inspect.findings import Finding
@@ -56,11 +56,12 @@ def _why(incident: Incident) -> str:
 
 def _supervisor(found: Outlook, now: datetime) -> str:
     newest = found.attempts[-1]
-    owner = f"{newest.plan.supervisor.host}, process {newest.plan.supervisor.pid}"
+    owner = f"{supervisor_at(newest.plan)}, process {newest.plan.supervisor.pid}"
     if newest.end is None:
         sign = _last_sign(found)
         is_new = sign is not None and now - sign < SOON
-        what = f"attempt {newest.number} of {text.plural(newest.plan.processes, 'rank')} has no end: its supervisor ({owner})"
+        ranks = f"{text.plural(newest.plan.processes, 'rank')}{on_nodes(newest.plan)}"
+        what = f"attempt {newest.number} of {ranks} has no end: its supervisor ({owner})"
         guess = "seems to be at work" if is_new else "is at work, or has died without a word"
         return f"{what} {guess}; the newest sign of that is {text.ago(sign, now)}"
     if newest.end.outcome in _OVER:

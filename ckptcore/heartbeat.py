@@ -31,8 +31,8 @@ STACK_SIGNAL = signal.SIGUSR2
 
 Phase = Literal["init", "restore", "train", "save", "final"]
 """What a rank does: `init` from its start to the restore, and from there to its first completed step (compilation); `restore`;
-`train`; `save` while the training thread is inside `save()`, `wait()` or `SaveHandle.result()`; `final` from `close()` on, but for
-a `with` that an error has left: then it is the phase of the error."""
+`train`; `save` while the training thread is inside `save()`, `wait()` or `SaveHandle.result()`; `final` from `close()` on. An
+error that leaves the `with` does not change the phase."""
 
 _NAME = re.compile(r"rank-(\d+)\.json")
 

@@ -88,8 +88,9 @@ def ending(
     """How an attempt ended, of whose ranks `exits` tells the end, and `beats` the last heartbeats.
 
     `stopping`: why all ranks were asked to stop, if they were. `hangs`: whom the supervisor killed for being silent. `straggler`:
-    of the rank that was drained, when it was found to be slow. `memory_kills`: how many processes the kernel killed for memory meanwhile
-    (`oom_kill` in the control group's `memory.events`), as far as known. `lost`: the first node that could not be reached.
+    the rank that was drained, as it was when found to be slow. `memory_kills`: how many processes the kernel killed for memory
+    meanwhile (`oom_kill` in the control group's `memory.events`), as far as known. `lost`: the first node that could not be
+    reached.
 
     A job that is asked to stop and fails to do so in order is `failed` if it was to be `resized`, and stays `preempted`, with an
     incident, if the machine is wanted back.

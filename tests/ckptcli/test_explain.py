@@ -14,7 +14,7 @@ from ckptcore import names
 from ckptcore.inspect.findings import Finding
 from ckptcore.names import GenerationId
 from tests.ckptcli.support import Ckpt
-from tests.ckptcore.supervised import NOON, Supervised, blamed, never_begun, supervised
+from tests.ckptcore.supervised import NOON, Supervised, blamed, never_begun, of_nodes, supervised
 from tests.ckptcore.support import Job, contents, file_store, flip
 from tests.processes import ROOT
 
@@ -145,6 +145,12 @@ def test_a_job_that_nobody_launches_again(ckpt: Ckpt, place: Path) -> None:
         "attempt 1 failed, some time ago: hang of rank 2 (trainer-7, slot 2) in save at step 120: silent for 600 s (R-77)",
         "no attempt has followed: its supervisor (trainer-7, process 4711) has given up, or has died; start it again (U-3, U-4)",
     ]
+
+
+def test_of_several_nodes_they_are_named(ckpt: Ckpt, place: Path) -> None:
+    of_nodes(place, "node-one", "node-two")
+    (told,) = told_by(ckpt, place, status=1)
+    assert told.startswith("attempt 1 of 4 ranks on node-one, node-two has no end: its supervisor (node-two, process 4711) is ")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from ckptcore.errors import StoreUnavailable
 from ckptcore.proof import Refuted
 from ckptcore.run import open_run
 from tests.ckptcli.support import Ckpt
-from tests.ckptcore.supervised import Supervised, never_begun, supervised
+from tests.ckptcore.supervised import Supervised, never_begun, of_nodes, supervised
 from tests.ckptcore.support import Job, file_store
 from tests.ckptcore.training import train
 
@@ -117,6 +117,22 @@ def test_a_supervised_run_tells_its_incidents(ckpt: Ckpt, place: Path) -> None:
     assert newest.endswith("; cost 7 min 30 s and 0 steps, caught up")
     assert [row.split()[0] for row in table.splitlines()[2:]] == ["1", "2", "3"]
     assert "rank 2 was killed by SIGKILL" in table
+
+
+@pytest.mark.parametrize(
+    ("nodes", "shown"),
+    [
+        (["node-one"], "1, 2 ranks on node-one (start), no end recorded"),
+        (["node-one", "node-two"], "1, 4 ranks on node-one, node-two (start), no end recorded"),
+        (
+            [f"n{number}" for number in range(10)],
+            "1, 20 ranks on n0, n1, n2, n3, n4, n5, n6, n7 and 2 more (start), no end recorded",
+        ),
+    ],
+)
+def test_an_attempt_of_several_nodes_names_them(ckpt: Ckpt, place: Path, nodes: list[str], shown: str) -> None:
+    of_nodes(place, *nodes)
+    assert told_by(ckpt, place)["attempt"] == shown
 
 
 def test_a_supervised_run_for_programs(ckpt: Ckpt, place: Path) -> None:
