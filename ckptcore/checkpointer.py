@@ -220,7 +220,7 @@ class Checkpointer:
         if self._watch is not None and not self._preempted:
             self._preempted = self._watch.reached(step)
             if self._preempted:
-                self._tell("preempted", None, f"told to stop: the state after step {step} is saved, then this job ends")
+                self._tell("preempted", None, f"told to stop: the state after step {step} will be saved, then this job ends")
         return self._preempted or self._cadence.due(step)
 
     def heartbeat(self, step: int | None = None, *, seconds: float | None = None) -> None:
