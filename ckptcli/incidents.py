@@ -161,8 +161,13 @@ def incident_line(incident: Incident, now: datetime) -> str:
     """`hang of rank 2 in save at step 231, 4 min ago; cost 55 s and 31 steps, caught up`."""
     steps = "" if incident.lost_steps is None else f" and {text.plural(incident.lost_steps, 'step')}"
     state = "caught up" if incident.recovered else "not caught up yet"
-    what = f"{incident.kind}{of_whom(incident, ' of ')}{where(incident, ' ')}, {text.ago(incident.at, now)}"
-    return f"{what}; cost {shown(incident.seconds)}{steps}, {state}"
+    return f"{what(incident)}, {text.ago(incident.at, now)}; cost {shown(incident.seconds)}{steps}, {state}"
+
+
+def what(incident: Incident) -> str:
+    """`hang of rank 2 (trainer-7, slot 2) in save at step 231`, `loss of node trainer-7`."""
+    kind = "loss" if incident.kind == "node" else incident.kind
+    return f"{kind}{of_whom(incident, ' of ')}{where(incident, ' ')}"
 
 
 def of_whom(incident: Incident, before: str = "") -> str:

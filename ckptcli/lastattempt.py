@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from itertools import takewhile
 
 from ckptcli import text
-from ckptcli.incidents import of_whom, on_nodes, supervisor_at, where
+from ckptcli.incidents import on_nodes, supervisor_at, what
 from ckptcore.attempts import Attempt, AttemptEnd, Outcome
 from ckptcore.inspect.explaining import Outlook
 from ckptcore.inspect.findings import Finding
@@ -45,13 +45,13 @@ def supervised(found: Outlook, now: datetime) -> Iterator[Finding]:
 def _ended(end: AttemptEnd, attempts: Sequence[Attempt], now: datetime) -> str:
     """`attempt 3 failed, 4 min ago: exit of rank 2 (trainer-7, slot 2) in init: no device`."""
     told = next((each for each in incidents(attempts) if each.attempt == end.attempt), None)
-    what = f"attempt {end.attempt} {_OUTCOMES[end.outcome]}, {text.ago(time_of(end.stopped), now)}"
-    return what if told is None else f"{what}: {_why(told)}"
+    ended = f"attempt {end.attempt} {_OUTCOMES[end.outcome]}, {text.ago(time_of(end.stopped), now)}"
+    return ended if told is None else f"{ended}: {_why(told)}"
 
 
 def _why(incident: Incident) -> str:
     message = text.first_line(incident.message)
-    return f"{incident.kind}{of_whom(incident, ' of ')}{where(incident, ' ')}" + (f": {message}" if message else "")
+    return what(incident) + (f": {message}" if message else "")
 
 
 def _supervisor(found: Outlook, now: datetime) -> str:
@@ -61,9 +61,9 @@ def _supervisor(found: Outlook, now: datetime) -> str:
         sign = _last_sign(found)
         is_new = sign is not None and now - sign < SOON
         ranks = f"{text.plural(newest.plan.processes, 'rank')}{on_nodes(newest.plan)}"
-        what = f"attempt {newest.number} of {ranks} has no end: its supervisor ({owner})"
+        runs = f"attempt {newest.number} of {ranks} has no end: its supervisor ({owner})"
         guess = "seems to be at work" if is_new else "is at work, or has died without a word"
-        return f"{what} {guess}; the newest sign of that is {text.ago(sign, now)}"
+        return f"{runs} {guess}; the newest sign of that is {text.ago(sign, now)}"
     if newest.end.outcome in _OVER:
         return "nobody supervises the job, as far as is recorded: who did has ended, and launches no more attempts"
     stopped, failed = time_of(newest.end.stopped), _failed_in_a_row(found.attempts)

@@ -216,10 +216,10 @@ class Watch:
 
     def _check_growth(self, now: float, gone: Sequence[Gone]) -> None:
         due = self._grows_at is not None and now >= self._grows_at
-        why = "there is room for more ranks" if due else self._room()
+        why, newer = ("there is room for more ranks", "them") if due else (self._room(), "it")
         if why and self._timeline.recovered is not None and self._asked_at is None:
             self._stopping = "resized"
-            self._stop(now, gone, f"{why}: the job saves, and goes on with them")
+            self._stop(now, gone, f"{why}: the job saves, and goes on with {newer}")
 
     def _stop(self, now: float, gone: Sequence[Gone], why: str) -> None:
         """Ask all ranks to save and end. Asked once already, they are not asked again: that would end them at once."""

@@ -50,8 +50,8 @@ LAYERS: dict[str, list[str]] = {
         "formats.importing",
     ],
     "ckptsupervise": [
-        "__init__ attempt_parts deadlines explanation lastwords outputs policy procfs rank room stragglers telling wire",
-        "ending handshake leftovers nodes_policy orders stacks timeline",
+        "__init__ attempt_parts deadlines lastwords outputs policy procfs rank room stragglers telling wire",
+        "ending explanation handshake leftovers nodes_policy orders stacks timeline",
         "endpoint engine guard home",
         "links watching",
         "accounts ended following leading",

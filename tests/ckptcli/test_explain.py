@@ -11,6 +11,7 @@ import pytest
 
 from ckptcli import explain
 from ckptcore import names
+from ckptcore.attempts import AttemptIncident
 from ckptcore.inspect.findings import Finding
 from ckptcore.names import GenerationId
 from tests.ckptcli.support import Ckpt
@@ -151,6 +152,14 @@ def test_of_several_nodes_they_are_named(ckpt: Ckpt, place: Path) -> None:
     of_nodes(place, "node-one", "node-two")
     (told,) = told_by(ckpt, place, status=1)
     assert told.startswith("attempt 1 of 4 ranks on node-one, node-two has no end: its supervisor (node-two, process 4711) is ")
+
+
+def test_a_node_that_was_lost(ckpt: Ckpt, place: Path) -> None:
+    run = of_nodes(place, "node-one", "node-two")
+    run.end(10, 16, incident=AttemptIncident(kind="node", node="node-two", message="it has not answered for 6.0 s"))
+    told = told_by(ckpt, place, status=1)[0]
+    assert told == "attempt 1 failed, some time ago: loss of node node-two: it has not answered for 6.0 s (R-77)"
+    assert "newest incident  loss of node node-two, " in re.sub(" {2,}", "  ", ckpt("status", place).out)
 
 
 @pytest.mark.parametrize(
