@@ -181,8 +181,12 @@ class _Case:
         return [each for each in self.exits if each.signal != signal.SIGTERM]
 
     def _lost(self, blaming: Sequence[Exit]) -> int | None:
-        """The rank that the others miss, and that has not failed: named by them, or it had to be killed, or was behind them."""
-        named = frozenset[int]().union(*(lastwords.silent_ranks(each.words) for each in blaming))
+        """The rank that the others miss, and that has not failed: named by them, or it had to be killed, or was behind them.
+
+        One that has done its part, and ended with status 0, is not missed for long.
+        """
+        done = {each.rank for each in self.exits if each.status == 0}
+        named = frozenset[int]().union(*(lastwords.silent_ranks(each.words) for each in blaming)) - done
         ended = [each for each in self.exits if each.status and each not in blaming and each.rank in self.beats]
         behind = min((self._position(each.rank) for each in blaming), default=(0, 0))
         killed = {each.rank for each in ended if each.signal == signal.SIGKILL or self._position(each.rank) < behind}
