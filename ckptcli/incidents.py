@@ -12,11 +12,13 @@ from rich.table import Table
 from ckptcli import text
 from ckptcli.durations import shown
 from ckptcli.output import table
-from ckptcore.attempts import Attempt
+from ckptcore.attempts import Attempt, AttemptPlan
 from ckptcore.inspect.incidents import LOST, Account, Goodput, Incident
 
 NEWEST = 10
 """How many incidents are listed for people."""
+NODES = 8
+"""How many of an attempt's nodes are named."""
 
 
 class Happened(msgspec.Struct, kw_only=True):
@@ -121,10 +123,24 @@ def told_facts(told: Account, now: datetime) -> list[tuple[str, str]]:
 
 
 def attempt_line(attempt: Attempt) -> str:
-    """`3, 2 ranks (shrunk), trains`."""
+    """`3, 2 ranks (shrunk), trains`, or `3, 16 ranks on trainer-1, trainer-2 (shrunk), trains`."""
     state = "no end recorded" if attempt.end is None else attempt.end.outcome
     state = "trains" if attempt.end is None and attempt.resumed is not None else state
-    return f"{attempt.number}, {text.plural(attempt.plan.processes, 'rank')} ({attempt.plan.cause}), {state}"
+    ranks = f"{text.plural(attempt.plan.processes, 'rank')}{on_nodes(attempt.plan)}"
+    return f"{attempt.number}, {ranks} ({attempt.plan.cause}), {state}"
+
+
+def on_nodes(plan: AttemptPlan) -> str:
+    """` on trainer-1, trainer-2` of a job of several nodes, the first ones of many; else nothing."""
+    names = [member.node for member in plan.members]
+    more = f" and {len(names) - NODES} more" if len(names) > NODES else ""
+    return f" on {', '.join(names[:NODES])}{more}" if names else ""
+
+
+def supervisor_at(plan: AttemptPlan) -> str:
+    """Where whoever planned an attempt is: its node, as the job calls it, else its host."""
+    own = (member.node for member in plan.members if member.nonce == plan.supervisor.nonce)
+    return next(own, plan.supervisor.host)
 
 
 def goodput_line(found: Goodput, predicted: float | None) -> str:
@@ -145,8 +161,13 @@ def incident_line(incident: Incident, now: datetime) -> str:
     """`hang of rank 2 in save at step 231, 4 min ago; cost 55 s and 31 steps, caught up`."""
     steps = "" if incident.lost_steps is None else f" and {text.plural(incident.lost_steps, 'step')}"
     state = "caught up" if incident.recovered else "not caught up yet"
-    what = f"{incident.kind}{of_whom(incident, ' of ')}{where(incident, ' ')}, {text.ago(incident.at, now)}"
-    return f"{what}; cost {shown(incident.seconds)}{steps}, {state}"
+    return f"{what(incident)}, {text.ago(incident.at, now)}; cost {shown(incident.seconds)}{steps}, {state}"
+
+
+def what(incident: Incident) -> str:
+    """`hang of rank 2 (trainer-7, slot 2) in save at step 231`, `loss of node trainer-7`."""
+    kind = "loss" if incident.kind == "node" else incident.kind
+    return f"{kind}{of_whom(incident, ' of ')}{where(incident, ' ')}"
 
 
 def of_whom(incident: Incident, before: str = "") -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import signal
 import socket
 import sys
@@ -13,7 +14,7 @@ from typing import Annotated, Any, TextIO
 import msgspec
 import typer
 
-from ckptcli.durations import seconds
+from ckptcli.durations import seconds, shown
 from ckptcli.ending import Status
 from ckptcli.options import settings
 from ckptcli.text import plain
@@ -32,6 +33,7 @@ from ckptsupervise.telling import Told
 from ckptsupervise.watching import Asked, Limits
 
 _PHASES = tuple(Deadlines.__dataclass_fields__)
+_DEFAULTS = ", ".join(f"{phase}={shown(getattr(Deadlines(), phase)).replace(' ', '')}" for phase in _PHASES)
 
 Command = Annotated[list[str], typer.Argument(metavar="COMMAND", help="What each rank runs, with its arguments; after `--`.")]
 Run = Annotated[str, typer.Option("--run", metavar="URL", help="The run that the job trains, as its Checkpointer has it.")]
@@ -45,7 +47,13 @@ Node = Annotated[str | None, typer.Option(metavar="NAME", help="This node's name
 Address = Annotated[
     str | None, typer.Option(metavar="HOST", help="Where the others reach this node [that of its route to other networks].")
 ]
-Join = Annotated[str, typer.Option(metavar="SPAN", help="How long to wait for further nodes, once --min-nnodes are there.")]
+Join = Annotated[
+    str,
+    typer.Option(
+        metavar="SPAN",
+        help="How long to wait for further nodes, once --min-nnodes are there. A SPAN is 90, 90s, 15min, 3h or 2d.",
+    ),
+]
 Silence = Annotated[str, typer.Option(metavar="SPAN", help="Silence after which a node is lost.")]
 Nproc = Annotated[int, typer.Option("--nproc", min=1, metavar="N", help="Ranks on each node.")]
 MinNproc = Annotated[
@@ -57,7 +65,10 @@ GrowAfter = Annotated[str, typer.Option(metavar="SPAN", help="When a slot that w
 Grace = Annotated[str, typer.Option(metavar="SPAN", help="How long ranks may take to save and end when the job is to stop.")]
 Deadline = Annotated[
     list[str] | None,
-    typer.Option(metavar="PHASE=SPAN", help=f"Silence after which a rank hangs; PHASE is {', '.join(_PHASES)}. May be repeated."),
+    typer.Option(
+        metavar="PHASE=SPAN",
+        help=f"Silence after which a rank hangs, such as train=15min. May be repeated. [default: {_DEFAULTS}]",
+    ),
 ]
 Drain = Annotated[bool, typer.Option("--drain", help="Go on without the slot of a rank that is slow, not just tell of it.")]
 Json = Annotated[
@@ -98,6 +109,7 @@ def supervise(
     """
     asked = Asked()
     given = settings(context)
+    _check_found(command[0])
     policy = Policy(
         nproc=nproc,
         min_nproc=nproc if min_nproc is None else min_nproc,
@@ -120,6 +132,13 @@ def supervise(
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # what it warns of is told by ours
     with _signals(asked):
         return _status(job.run())
+
+
+def _check_found(program: str) -> None:
+    """Refuse at once what no rank could execute: starting it again would not help."""
+    if shutil.which(program) is None:
+        where = "there is no such file that may be executed" if "/" in program else "it is in no folder of PATH"
+        raise CallError(f"the command {program!r} cannot be run: {where}")
 
 
 def _deadlines(given: Sequence[str]) -> Deadlines:

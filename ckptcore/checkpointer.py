@@ -34,7 +34,7 @@ from ckptcore.match import Conversion, Rename, Rules, cast_name
 from ckptcore.monitor.observers import Observers
 from ckptcore.names import GenerationId, Named, named_generation
 from ckptcore.nodes import Local, NodeStore
-from ckptcore.preemption import Preemption
+from ckptcore.preemption import Preemption, is_failure
 from ckptcore.records import Level, Manifest, Run
 from ckptcore.restored import Restored
 from ckptcore.resuming import AGREEMENT_TIMEOUT, Request, Resumer
@@ -220,7 +220,7 @@ class Checkpointer:
         if self._watch is not None and not self._preempted:
             self._preempted = self._watch.reached(step)
             if self._preempted:
-                self._tell("preempted", None, f"told to stop: the state after step {step} is saved, then this job ends")
+                self._tell("preempted", None, f"told to stop: the state after step {step} will be saved, then this job ends")
         return self._preempted or self._cadence.due(step)
 
     def heartbeat(self, step: int | None = None, *, seconds: float | None = None) -> None:
@@ -353,6 +353,12 @@ class Checkpointer:
     def close(self) -> None:
         """Wait for the save in flight and let go of signals. Raises a background error nobody has seen."""
         self._pulse.enter("final")
+        try:
+            self._let_go()
+        finally:
+            self._pulse.enter("final")  # once more: what ends here is told, what comes is the program's own
+
+    def _let_go(self) -> None:
         if not self._closed:
             self._closed = True
             if self._watch is not None:
@@ -364,7 +370,6 @@ class Checkpointer:
                 self._copies.close()
             self._observers.close()
             self._backend.release()
-            self._pulse.enter("final")  # once more: what ends here is told, what comes is the program's own
 
     def __enter__(self) -> Self:
         return self
@@ -373,8 +378,9 @@ class Checkpointer:
         if error is not None and self._handle is not None and not self._handle.done():
             # This may take as long as a dead rank is waited for: nobody should have to guess why, nor over what.
             log.error("the job ends with %s: %s; waiting for save %s", type(error).__name__, error, self._handle.generation)
+        end = self._let_go if is_failure(error) else self.close  # a supervisor tells in which phase a rank has failed
         try:
-            self.close()
+            end()
         except CheckpointError as late:
             if error is None:
                 raise

@@ -32,7 +32,8 @@ STACK_SIGNAL = signal.SIGUSR2
 
 Phase = Literal["init", "restore", "train", "save", "final"]
 """What a rank does: `init` from its start to the restore, and from there to its first completed step (compilation); `restore`;
-`train`; `save` while the training thread is inside `save()`, `wait()` or `SaveHandle.result()`; `final` from `close()` on."""
+`train`; `save` while the training thread is inside `save()`, `wait()` or `SaveHandle.result()`; `final` from `close()` on. An
+error that leaves the `with` does not change the phase."""
 
 Moment = Annotated[float, Meta(ge=0, le=1e10)]
 """Seconds, fewer than a date can tell."""

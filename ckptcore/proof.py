@@ -25,6 +25,11 @@ from ckptcore.names import GenerationId
 from ckptcore.records import ArrayLeaf, Committed, Descriptor, IndexedLeaf, Layout, Receipt
 
 MAX_PROBLEMS = 12
+_FORGOTTEN = {
+    True: "do all ranks train one model (in torch: was DDP forgotten?), from equal seeds?",
+    False: "do all ranks make it alike, from equal seeds?",
+}
+"""Whether it is an array → why what should be equal on all ranks most likely is not."""
 T = TypeVar("T")
 _Chunks = Sequence[tuple[int, str]]
 """`(chunk, digest)` of what one rank wrote of one array."""
@@ -249,6 +254,7 @@ class _Prover:
             if differing:
                 self.problems.append(
                     f"{name!r} differs between rank {first} and {show_ranks(differing)} though it counts as replicated:"
+                    f" {_FORGOTTEN[isinstance(leaf.record, ArrayLeaf)]} If it is meant to differ,"
                     f" wrap component {leaf.component!r} in PerRank (each rank its own) or RankZero (rank 0's copy counts)"
                 )
 

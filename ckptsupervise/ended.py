@@ -5,7 +5,7 @@ from __future__ import annotations
 from ckptcore.attempts import AttemptPlan
 from ckptcore.events import shorten
 from ckptcore.names import GenerationId
-from ckptsupervise.telling import Told
+from ckptsupervise.telling import Told, counted
 from ckptsupervise.watching import Watched
 
 
@@ -13,9 +13,9 @@ def told_end(plan: AttemptPlan, watched: Watched, committed: GenerationId | None
     """How an attempt ended. `committed`: the resume point then."""
     ending = watched.ending
     message = shorten(ending.message)
-    who = f"node {ending.node}" if ending.rank is None and ending.node else None if ending.rank is None else f"rank {ending.rank}"
-    why = f": {ending.kind}, {who}, {message}" if ending.kind and who else ""
-    left = f"; {len(watched.left)} processes cannot be ended" if watched.left else ""
+    who = f"{ending.kind}, rank {ending.rank}" if ending.rank is not None else f"node {ending.node}" if ending.node else ""
+    why = f": {who}, {message}" if ending.kind and who else ""
+    left = f"; {counted(len(watched.left), 'process')} cannot be ended" if watched.left else ""
     resume = "nothing is committed" if committed is None else f"step {committed.step} is committed"
     return Told(
         at=at,

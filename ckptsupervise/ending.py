@@ -81,15 +81,16 @@ def ending(
     *,
     stopping: Stopping | None = None,
     hangs: Sequence[Hang] = (),
-    straggler: int | None = None,
+    straggler: Beat | None = None,
     memory_kills: int = 0,
     lost: LostNode | None = None,
 ) -> Ending:
     """How an attempt ended, of whose ranks `exits` tells the end, and `beats` the last heartbeats.
 
     `stopping`: why all ranks were asked to stop, if they were. `hangs`: whom the supervisor killed for being silent. `straggler`:
-    the rank that was drained for being slow. `memory_kills`: how many processes the kernel killed for memory meanwhile
-    (`oom_kill` in the control group's `memory.events`), as far as known. `lost`: the first node that could not be reached.
+    the rank that was drained, as it was when found to be slow. `memory_kills`: how many processes the kernel killed for memory
+    meanwhile (`oom_kill` in the control group's `memory.events`), as far as known. `lost`: the first node that could not be
+    reached.
 
     A job that is asked to stop and fails to do so in order is `failed` if it was to be `resized`, and stays `preempted`, with an
     incident, if the machine is wanted back.
@@ -103,7 +104,8 @@ def ending(
     if superseded is not None:
         return case.failed(superseded, "superseded")
     if straggler is not None:
-        return case.ended("failed", "straggler", straggler, message="slower than the others")
+        found = {"rank": straggler.rank, "phase": straggler.phase, "step": straggler.step}
+        return Ending(outcome="failed", kind="straggler", message="slower than the others", **found)
     own = case.own()
     if lost is not None and (own is None or own.at >= lost.since):
         return _without(lost, stopping)
@@ -179,8 +181,12 @@ class _Case:
         return [each for each in self.exits if each.signal != signal.SIGTERM]
 
     def _lost(self, blaming: Sequence[Exit]) -> int | None:
-        """The rank that the others miss, and that has not failed: named by them, or it had to be killed, or was behind them."""
-        named = frozenset[int]().union(*(lastwords.silent_ranks(each.words) for each in blaming))
+        """The rank that the others miss, and that has not failed: named by them, or it had to be killed, or was behind them.
+
+        One that has done its part, and ended with status 0, is not missed for long.
+        """
+        done = {each.rank for each in self.exits if each.status == 0}
+        named = frozenset[int]().union(*(lastwords.silent_ranks(each.words) for each in blaming)) - done
         ended = [each for each in self.exits if each.status and each not in blaming and each.rank in self.beats]
         behind = min((self._position(each.rank) for each in blaming), default=(0, 0))
         killed = {each.rank for each in ended if each.signal == signal.SIGKILL or self._position(each.rank) < behind}

@@ -12,6 +12,7 @@ from ckptcore.inspect.explaining import outlook
 from ckptcore.inspect.failures import failure
 from ckptcore.inspect.inventory import Entry, inventory
 from ckptcore.store import Storage, Store
+from ckptsupervise.telling import counted
 
 MOST = 5
 """Attempts and saves that are told of."""
@@ -55,7 +56,9 @@ def _unfinished(entries: Sequence[Entry]) -> Iterator[str]:
         yield "no save was begun since"
         return
     kinds = Counter(failure(entry.reason, entry.missing) for entry in failed)
-    yield f"{len(failed)} saves since became no checkpoint: " + ", ".join(f"{count} × {kind}" for kind, count in kinds.items())
+    yield f"{counted(len(failed), 'save')} since became no checkpoint: " + ", ".join(
+        f"{count} × {kind}" for kind, count in kinds.items()
+    )
     for entry in failed[-MOST:]:
         missing = f", no receipt from rank {', '.join(map(str, entry.missing))}" if entry.missing else ""
         yield f"{entry.generation}: {entry.state}{missing}{f', {entry.reason}' if entry.reason else ''}"
@@ -70,7 +73,9 @@ def _ends(attempts: Sequence[Attempt]) -> Iterator[str]:
         if incident is None:
             yield f"attempt {attempt.number}: {attempt.end.outcome} {reached}"
             continue
-        node = f", node {incident.node}" if incident.node and attempt.plan.members else ""
-        who = "" if incident.rank is None else f", rank {incident.rank} on slot {incident.slot}"
+        node = f"node {incident.node}" if incident.node and attempt.plan.members else ""
+        who = "" if incident.rank is None else f"rank {incident.rank} on slot {incident.slot}"
         phase = "" if incident.phase is None else f" in phase {incident.phase}"
-        yield f"attempt {attempt.number}: {incident.kind}{node}{who}{phase} {reached}: {shorten(incident.message)}"
+        kind = "lost" if incident.kind == "node" else incident.kind
+        told = ", ".join(filter(None, (kind, node, who)))
+        yield f"attempt {attempt.number}: {told}{phase} {reached}: {shorten(incident.message)}"

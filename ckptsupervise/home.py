@@ -14,7 +14,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -53,7 +53,7 @@ class Home:
     @classmethod
     def make(cls, url: str, nonce: str, *, top: Path | None = None) -> Self:
         """Make the folder of a new supervisor of the run at `url`, once what dead ones left behind has ended."""
-        run = _private((top or _top()) / hashlib.sha256(f"{_boot()} {url}".encode()).hexdigest()[:16])
+        run = (top or _top()) / hashlib.sha256(f"{_boot()} {url}".encode()).hexdigest()[:16]
         with _locked(run):  # nobody takes a folder whose owner has not locked it yet for one of a dead owner
             lost, living = _sweep(run)
             path = _private(run / nonce)
@@ -67,10 +67,12 @@ class Home:
         return _private(self.path / f"{number:08d}")
 
     def close(self) -> None:
-        """End whatever is left of this supervisor's attempts, and remove its folder."""
+        """End whatever is left of this supervisor's attempts, and remove its folder; that of the run with the last one."""
         leftovers.end(self.path)
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
+        with suppress(OSError), _locked(self.path.parent):
+            self.path.parent.rmdir()
 
 
 def _sweep(run: Path) -> tuple[list[Lost], list[str]]:
@@ -135,9 +137,25 @@ def _lock(folder: Path) -> int | None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    """Hold the lock of a private folder, which is made if there is none."""
+    handle = _turn(folder)
+    while handle is None:
+        handle = _turn(folder)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
         os.close(handle)
+
+
+def _turn(folder: Path) -> int | None:
+    """Wait for the folder's lock; a descriptor that holds it, None if whoever had it has removed the folder."""
+    try:
+        handle = os.open(_private(folder), os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return None
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    with suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(handle), folder.stat()):
+            return handle
+    os.close(handle)
+    return None

@@ -86,7 +86,7 @@ class Policy:
         """
         last = history[-1] if history else None
         if last and last.outcome in _FINAL:
-            return Stop(reason=_FINAL[last.outcome], message=f"the last attempt ended: {last.outcome}")
+            return Stop(reason=_FINAL[last.outcome], message=_SAID[last.outcome])
         restarts = without_progress(history)
         if last and last.outcome == "failed" and restarts >= self.max_restarts and not last.progressed:
             return Stop(reason="no-progress", message=f"{restarts} restart{'s' * (restarts != 1)} without a newly committed step")
@@ -159,14 +159,24 @@ _FINAL: dict[Outcome, Literal["finished", "preempted", "superseded"]] = {
     "preempted": "preempted",
     "superseded": "superseded",
 }
+_SAID: dict[Outcome, str] = {
+    "finished": "the job has finished",
+    "preempted": "the last attempt was told to stop",
+    "superseded": "the last attempt was superseded: another job has the run",
+}
 
 
 def without_progress(history: Sequence[Past]) -> int:
-    """How many restarts in a row have led to no newly committed step and failed. The first attempt of all is no restart."""
+    """How many restarts in a row have led to no newly committed step and failed.
+
+    The first attempt of all is no restart, nor is one that follows upon an attempt that had progress and did not fail.
+    """
     failed = 0
     for past in reversed(history):
-        if past.progressed or past.outcome == "lost":
+        if past.outcome == "lost" or (past.progressed and past.outcome == "failed"):
             return failed
+        if past.progressed:
+            break
         failed += past.outcome == "failed"
     return max(failed - 1, 0)
 

@@ -37,7 +37,7 @@ from ckptsupervise.orders import Group, Order
 from ckptsupervise.rendezvous import Over, Rendezvous, Waits
 from ckptsupervise.room import Room
 from ckptsupervise.supervisor import Result
-from ckptsupervise.telling import Event, Listener, Told
+from ckptsupervise.telling import Event, Listener, Told, counted
 from ckptsupervise.timeline import Instant, Timeline
 from ckptsupervise.watching import LAST, Asked, Limits, Watch, Watched
 from ckptsupervise.wire import Finish, Go, joined, split
@@ -114,7 +114,7 @@ class _Part:
         """Attempts, until the job is over for this node."""
         for lost in self._home.lost:
             if lost.found:
-                self._tell("left-over", f"{lost.found} processes of a supervisor that has died were ended")
+                self._tell("left-over", f"ended {counted(lost.found, 'process')} of a supervisor that has died")
         try:
             result = self._attempts()
         except StoreUnavailable:
@@ -187,7 +187,7 @@ class _Part:
         go = Go(master=joined(host, free_port(host)), coordinator=joined(host, free_port(host)))
         links.tell(go)
         running = RunningOnNodes(self._start(parts, go), links, clock=self._clock)
-        message = f"attempt {plan.attempt}: {plan.processes} ranks on {', '.join(each.node for each in plan.members)}"
+        message = f"attempt {plan.attempt}: {counted(plan.processes, 'rank')} on {', '.join(each.node for each in plan.members)}"
         self._tell("launched", f"{message}, from {plan.committed or 'the beginning'}", attempt=plan.attempt, slots=plan.slots)
         return running
 
@@ -233,7 +233,8 @@ class _Part:
 
     def _follow(self, parts: Parts) -> None:
         plan, own = parts.plan, parts.ranks(self._job.node)
-        message = f"attempt {plan.attempt}: ranks {own[0]} to {own[-1]} of {plan.processes}, led by {parts.leader.node}"
+        ranks = f"rank {own[0]}" if len(own) == 1 else f"ranks {own[0]} to {own[-1]}"
+        message = f"attempt {plan.attempt}: {ranks} of {plan.processes}, led by {parts.leader.node}"
         self._tell("launched", message, attempt=plan.attempt, slots=list(parts.slots(self._job.node)))
         watched = Following(
             attempt=plan.attempt,

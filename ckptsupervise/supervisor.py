@@ -30,7 +30,7 @@ from ckptsupervise.guard import Guard
 from ckptsupervise.home import Home
 from ckptsupervise.orders import Order
 from ckptsupervise.policy import Launch, Past, Policy, Stop
-from ckptsupervise.telling import Event, Listener, Told
+from ckptsupervise.telling import Event, Listener, Told, counted
 from ckptsupervise.timeline import Instant, Timeline
 from ckptsupervise.watching import LOOK, Asked, Limits, Watch, Watched
 
@@ -133,7 +133,7 @@ class _Supervision:
         for lost in self._home.lost:
             beats.update(lost.beats)
             if lost.found:
-                self._tell("left-over", f"{lost.found} processes of a supervisor that has died were ended")
+                self._tell("left-over", f"ended {counted(lost.found, 'process')} of a supervisor that has died")
         attempts = self._accounts.load()
         open_ones = [each for each in attempts if each.is_open and each.plan.supervisor.nonce not in self._home.living]
         for each in open_ones:
@@ -157,7 +157,7 @@ class _Supervision:
             folder=self._home.attempt(plan.attempt),
         )
         at = "the beginning" if plan.committed is None else plan.committed
-        message = f"attempt {plan.attempt}: {plan.processes} ranks, from {at}"
+        message = f"attempt {plan.attempt}: {counted(plan.processes, 'rank')}, from {at}"
         self._tell("launched", message, attempt=plan.attempt, slots=list(plan.slots))
         watched = Watch(
             job.engine.start(order),
@@ -222,7 +222,7 @@ class _Supervision:
 
     def _stopped(self, stop: Stop) -> Result:
         if stop.reason == "finished":
-            return Result(reason="finished", message=f"the job has finished, after {len(self._history)} attempts")
+            return Result(reason="finished", message=f"{stop.message}, after {counted(len(self._history), 'attempt')}")
         if stop.reason != "no-progress":
             return Result(reason=stop.reason, message=stop.message)
         return Result(reason="no-progress", message=stop.message, details=tuple(self._explanation()))

@@ -46,3 +46,8 @@ class Told(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 Listener = Callable[[Told], None]
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 rank`, `2 ranks`, `3 processes`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith('s') else 's'}"

@@ -122,7 +122,7 @@ class Watch:
         self._stragglers = Stragglers(self._size)
         self._memory_kills = procfs.memory_kills()
         self._stopping: Stopping | None = None
-        self._straggler: int | None = None
+        self._straggler: Beat | None = None
         self._hangs: list[Hang] = []
         self._stack = ""
         self._looked = self._resumed = running.launched
@@ -227,15 +227,15 @@ class Watch:
     def _drain(self, now: float, found: Straggler, gone: Sequence[Gone]) -> None:
         # Slow in saves may be rank 0, which waits for all the others before it decides.
         if found.what == "step" and self._limits.drain and self._can_drain and self._asked_at is None:
-            self._straggler, self._detected = found.rank, now
+            self._straggler, self._detected = self._timeline.beats[found.rank], now
             self._stop(now, gone, f"rank {found.rank} is slow: the job saves, and goes on without its slot")
 
     def _check_growth(self, now: float, gone: Sequence[Gone]) -> None:
         due = self._grows_at is not None and now >= self._grows_at
-        why = "there is room for more ranks" if due else self._room()
+        why, newer = ("there is room for more ranks", "them") if due else (self._room(), "it")
         if why and self._timeline.recovered is not None and self._asked_at is None:
             self._stopping = "resized"
-            self._stop(now, gone, f"{why}: the job saves, and goes on with them")
+            self._stop(now, gone, f"{why}: the job saves, and goes on with {newer}")
 
     def _stop(self, now: float, gone: Sequence[Gone], why: str) -> None:
         """Ask all ranks to save and end. Asked once already, they are not asked again: that would end them at once."""

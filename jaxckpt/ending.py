@@ -19,7 +19,7 @@ import sys
 from contextlib import suppress
 from types import TracebackType
 
-from ckptcore.errors import Preempted
+from ckptcore.preemption import is_failure
 
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as shells have it."""
@@ -61,5 +61,5 @@ def end_when_failed() -> None:
 def left_by(error: BaseException | None) -> None:
     """An exception leaves the block that trains: if it is to end this process, with a status other than 0, it has failed."""
     ending = getattr(sys.excepthook, "__self__", None)
-    if isinstance(ending, _Ending) and isinstance(error, SystemExit) and error.code and not isinstance(error, Preempted):
+    if isinstance(ending, _Ending) and isinstance(error, SystemExit) and is_failure(error):
         ending.status = error.code & 0xFF if isinstance(error.code, int) else 1

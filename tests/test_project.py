@@ -19,9 +19,9 @@ ROOT = Path(__file__).parents[1]
 LAYERS: dict[str, list[str]] = {
     "ckptcore": [
         "clock errors formats.__init__ inspect.__init__ inspect.failures inspect.statistics monitor.__init__ ocdbt",
-        "operate.__init__ placement preemption workers",
+        "operate.__init__ placement workers",
         "canonical channel components convert.hyper convert.naming dtypes geometry hostrandom interval launch limits",
-        "names posix retry sampler wire",
+        "names posix preemption retry sampler wire",
         "arguments convert.axes convert.optax_state events formats.boxes_in_files formats.renames",
         "formats.safetensors_header nested schedule sharewire storekeys structs values",
         "attempt_structs cadence convert.rules filestore heartbeat objectstore plain",
@@ -50,8 +50,8 @@ LAYERS: dict[str, list[str]] = {
         "formats.importing",
     ],
     "ckptsupervise": [
-        "__init__ attempt_parts deadlines explanation lastwords outputs policy procfs rank room stragglers telling wire",
-        "ending handshake leftovers nodes_policy orders stacks timeline",
+        "__init__ attempt_parts deadlines lastwords outputs policy procfs rank room stragglers telling wire",
+        "ending explanation handshake leftovers nodes_policy orders stacks timeline",
         "endpoint engine guard home",
         "links watching",
         "accounts ended following leading",

@@ -40,6 +40,36 @@ def test_the_loop_resumes_and_can_be_read_beside(tmp_path: Path) -> None:
     assert lines[1:] == ["True", "(3,) set()"]
 
 
+def run_on_two(program: Path) -> subprocess.CompletedProcess[str]:
+    """A program of two ranks."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(program)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=False)
+
+
+@pytest.mark.slow
+def test_the_loop_for_torch_is_one_of_several_ranks_too(tmp_path: Path) -> None:
+    _, loop, *_ = blocks("python")
+    program = tmp_path / "train.py"
+    program.write_text(loop.replace("/tmp/run-43", str(tmp_path / "run")))
+    for begins in ("from step 0", "from step 100"):
+        done = run_on_two(program)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines() == [begins] * 2
+
+
+@pytest.mark.slow
+def test_the_loop_for_torch_without_its_line_for_several_ranks_is_told_what_it_lacks(tmp_path: Path) -> None:
+    _, loop, *_ = blocks("python")
+    alone = "\n".join(line for line in loop.splitlines() if "DistributedDataParallel" not in line)
+    program = tmp_path / "train.py"
+    program.write_text(alone.replace("/tmp/run-43", str(tmp_path / "run")))
+    done = run_on_two(program)
+    assert done.returncode == 1
+    assert "differs between rank 0 and rank 1" in done.stderr
+    assert "was DDP forgotten?" in done.stderr
+
+
 @pytest.mark.slow
 def test_the_guide_is_one_program(tmp_path: Path) -> None:
     four_devices = "import jax\njax.config.update('jax_num_cpu_devices', 4)\n"

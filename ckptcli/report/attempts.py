@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from ckptcli import text
 from ckptcli.durations import shown
-from ckptcli.incidents import goodput_line, of_whom, where
+from ckptcli.incidents import goodput_line, of_whom, supervisor_at, where
 from ckptcli.report.markup import element, escape, facts, table
 from ckptcli.report.scale import Times
 from ckptcore.attempts import Attempt
@@ -172,19 +172,20 @@ def _attempt(attempt: Attempt, start: Start | None) -> list[str]:
         escape(shown(end.trained / 1e6)) if end is not None else "",
         escape(shown(end.blocked / 1e6)) if end is not None else "",
         element("span", escape(outcome), class_="state aborted" if outcome in ("failed", "lost") else "state"),
-        escape(f"{plan.supervisor.host}, {plan.supervisor.pid}"),
+        escape(f"{supervisor_at(plan)}, {plan.supervisor.pid}"),
     ]
 
 
 def _slots(attempt: Attempt) -> str:
-    """`0-3` on one node, `node a: 0-3; node b: 0, 1` on several."""
+    """`0-3` on one node; of a job of several `a: 0-3; b: 0, 1`, also while it has only one."""
     plan = attempt.plan
     nodes = dict.fromkeys(plan.nodes)
     ranges = {
         node: text.ranks([slot for place, slot in zip(plan.nodes, plan.slots, strict=True) if place == node]).partition(" ")[2]
         for node in nodes
     }
-    return next(iter(ranges.values())) if len(ranges) == 1 else "; ".join(f"{node}: {slots}" for node, slots in ranges.items())
+    is_alone = len(ranges) == 1 and not plan.members
+    return next(iter(ranges.values())) if is_alone else "; ".join(f"{node}: {slots}" for node, slots in ranges.items())
 
 
 def _step(step: int | None) -> str:

@@ -258,8 +258,8 @@ def _over(attempt: Attempt, last: datetime) -> list[Span]:
 
 
 def _told(attempt: Attempt) -> AttemptIncident | None:
-    """The incident that ended an attempt, if one did."""
-    if attempt.end is None:
+    """The incident that ended an attempt, if one did. That another job has taken the run is none."""
+    if attempt.end is None or attempt.end.outcome == "superseded":
         return None
     return attempt.end.incident or (AttemptIncident(kind="supervisor") if attempt.end.outcome == "lost" else None)
 

@@ -26,9 +26,10 @@ def look(store: Store) -> tuple[History | None, list[Attempt]]:
 def advice(newest: Attempt) -> str:
     """What to do about a run that has not begun, by its newest attempt."""
     end = newest.end
-    trained = newest.resumed is not None or (end is not None and (end.outcome == "finished" or end.last_step is not None))
-    if trained:
-        return "its ranks have trained, and opened no run here: does their Checkpointer have the URL that was given as --run?"
+    trained = newest.resumed is not None or (end is not None and end.last_step is not None)
+    if trained or (end is not None and end.outcome == "finished"):
+        done = "its ranks have trained" if trained else "all of its ranks have ended with status 0"
+        return f"{done}, and opened no run here: does their Checkpointer have the URL that was given as --run?"
     if end is None:
         return "if its supervisor is still there, wait: the job has to open the run; else start that again"
     if end.incident is None:

@@ -11,10 +11,11 @@ import pytest
 
 from ckptcli import explain
 from ckptcore import names
+from ckptcore.attempts import AttemptIncident
 from ckptcore.inspect.findings import Finding
 from ckptcore.names import GenerationId
 from tests.ckptcli.support import Ckpt
-from tests.ckptcore.supervised import NOON, Supervised, blamed, never_begun, supervised
+from tests.ckptcore.supervised import NOON, Supervised, blamed, never_begun, of_nodes, supervised
 from tests.ckptcore.support import Job, contents, file_store, flip
 from tests.processes import ROOT
 
@@ -145,6 +146,42 @@ def test_a_job_that_nobody_launches_again(ckpt: Ckpt, place: Path) -> None:
         "attempt 1 failed, some time ago: hang of rank 2 (trainer-7, slot 2) in save at step 120: silent for 600 s (R-77)",
         "no attempt has followed: its supervisor (trainer-7, process 4711) has given up, or has died; start it again (U-3, U-4)",
     ]
+
+
+def test_of_several_nodes_they_are_named(ckpt: Ckpt, place: Path) -> None:
+    of_nodes(place, "node-one", "node-two")
+    (told,) = told_by(ckpt, place, status=1)
+    assert told.startswith("attempt 1 of 4 ranks on node-one, node-two has no end: its supervisor (node-two, process 4711) is ")
+
+
+def test_a_node_that_was_lost(ckpt: Ckpt, place: Path) -> None:
+    run = of_nodes(place, "node-one", "node-two")
+    run.end(10, 16, incident=AttemptIncident(kind="node", node="node-two", message="it has not answered for 6.0 s"))
+    told = told_by(ckpt, place, status=1)[0]
+    assert told == "attempt 1 failed, some time ago: loss of node node-two: it has not answered for 6.0 s (R-77)"
+    assert "newest incident  loss of node node-two, " in re.sub(" {2,}", "  ", ckpt("status", place).out)
+
+
+@pytest.mark.parametrize(
+    ("ago", "due"),
+    [
+        (10_000, "no attempt has followed: its supervisor (trainer-7, process 4711) has given up, or has died; "),
+        (
+            10,
+            "the next attempt is due: its supervisor (trainer-7, process 4711) is at work, or has just ended; if none follows, ",
+        ),
+    ],
+)
+def test_a_job_that_failed_again_and_again_is_to_be_mended_first(ckpt: Ckpt, place: Path, ago: int, due: str) -> None:
+    run, then = Supervised(place), (datetime.now(UTC) - NOON).total_seconds() - ago
+    run.plan(then - 90, "start")
+    run.train(then - 80, 4, {100: then - 70})
+    run.end(then - 60, then - 60, incident=blamed("exit"), committed="000001-000000000100-1")
+    for start in (-50, -30, -10):
+        run.plan(then + start, committed="000001-000000000100-1")
+        run.end(then + start + 5, then + start + 5, incident=blamed("exit"), committed="000001-000000000100-1")
+    told = told_by(ckpt, place)[-1]
+    assert told == f"{due}the last 3 attempts have failed: mend what ended them, then start it again (U-3, U-4)"
 
 
 @pytest.mark.parametrize(

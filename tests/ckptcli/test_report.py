@@ -22,7 +22,7 @@ from ckptcore.inspect.inventory import State
 from ckptcore.names import GenerationId
 from ckptcore.run import open_run
 from tests.ckptcli.support import Ckpt
-from tests.ckptcore.supervised import OWNER, Supervised, never_begun, supervised
+from tests.ckptcore.supervised import OWNER, Supervised, never_begun, of_nodes, supervised
 from tests.ckptcore.support import Job, checkpointer, file_store, state
 from tests.processes import ROOT
 
@@ -218,6 +218,12 @@ def test_an_attempt_before_the_first_save(ckpt: Ckpt, place: Path, tmp_path: Pat
     page = report(ckpt, place / "run", tmp_path / "report.html")
     assert "a: 0-1; b: 0" in page.text
     assert "Nothing to resume from" in page.text
+
+
+def test_an_attempt_of_several_nodes_names_them_also_while_it_has_one(ckpt: Ckpt, place: Path, tmp_path: Path) -> None:
+    of_nodes(place / "run", "node-two")
+    page = report(ckpt, place / "run", tmp_path / "report.html")
+    assert {"node-two: 0-1", "node-two, 4711"} <= set(page.text)
 
 
 def test_a_run_that_nobody_supervises_has_no_such_sections(ckpt: Ckpt, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from ckptcore.errors import StoreUnavailable
 from ckptcore.proof import Refuted
 from ckptcore.run import open_run
 from tests.ckptcli.support import Ckpt
-from tests.ckptcore.supervised import Supervised, never_begun, supervised
+from tests.ckptcore.supervised import Supervised, never_begun, of_nodes, supervised
 from tests.ckptcore.support import Job, file_store
 from tests.ckptcore.training import train
 
@@ -119,6 +119,22 @@ def test_a_supervised_run_tells_its_incidents(ckpt: Ckpt, place: Path) -> None:
     assert "rank 2 was killed by SIGKILL" in table
 
 
+@pytest.mark.parametrize(
+    ("nodes", "shown"),
+    [
+        (["node-one"], "1, 2 ranks on node-one (start), no end recorded"),
+        (["node-one", "node-two"], "1, 4 ranks on node-one, node-two (start), no end recorded"),
+        (
+            [f"n{number}" for number in range(10)],
+            "1, 20 ranks on n0, n1, n2, n3, n4, n5, n6, n7 and 2 more (start), no end recorded",
+        ),
+    ],
+)
+def test_an_attempt_of_several_nodes_names_them(ckpt: Ckpt, place: Path, nodes: list[str], shown: str) -> None:
+    of_nodes(place, *nodes)
+    assert told_by(ckpt, place)["attempt"] == shown
+
+
 def test_a_supervised_run_for_programs(ckpt: Ckpt, place: Path) -> None:
     supervised(place / "run")
     document = ckpt("status", place / "run", "--json").json
@@ -200,6 +216,10 @@ def test_what_to_do_about_a_run_that_no_job_has_begun(ckpt: Ckpt, place: Path) -
     elsewhere.plan(0, "start")
     elsewhere.end(9, 10, "finished", last_step=40)
     assert told_by(ckpt, place / "elsewhere")["next"].startswith("its ranks have trained, and opened no run here")
+    silent = Supervised(place / "silent")
+    silent.plan(0, "start")
+    silent.end(9, 10, "finished")
+    assert told_by(ckpt, place / "silent")["next"].startswith("all of its ranks have ended with status 0, and opened no run here")
     told = Supervised(place / "told")
     told.plan(0, "start")
     told.end(9, 10, "preempted")

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from ckptcore.attempts import AttemptEnd, AttemptIncident, AttemptPlan, AttemptResumed, Attempts, Supervisor
+from ckptcore.attempts import AttemptEnd, AttemptIncident, AttemptPlan, AttemptResumed, Attempts, Member, Supervisor
 from tests.ckptcore.support import FakeClock, Job, file_store
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -82,10 +82,11 @@ class Supervised:
         self.clock, self.store = At(), file_store(place)
         self.attempts, self.number = Attempts(self.store, clock=self.clock), 0
 
-    def plan(self, at: float, cause: Any = "restart", slots: tuple[int, ...] = (0, 1, 2, 3)) -> None:
+    def plan(self, at: float, cause: Any = "restart", slots: tuple[int, ...] = (0, 1, 2, 3), **told: Any) -> None:
         """The next attempt."""
         self.clock.seconds, self.number = at, self.number + 1
-        self.attempts.plan(self.number, supervisor=OWNER, slots=slots, nodes=["trainer-7"] * len(slots), cause=cause)
+        where = {"slots": slots, "nodes": ["trainer-7"] * len(slots)} | told
+        self.attempts.plan(self.number, supervisor=OWNER, cause=cause, **where)
 
     def train(self, at: float, size: int, saves: dict[int, float]) -> None:
         """A job that claims, and saves steps."""
@@ -106,6 +107,18 @@ class Supervised:
         """It has ended."""
         times: Any = {"last_sign": moment(last_sign), "detected": moment(detected), "stopped": moment(detected + 0.5)}
         self.attempts.end(self.number, outcome=outcome, **times, **told)
+
+
+def of_nodes(place: Path, *nodes: str) -> Supervised:
+    """An attempt of a job of several nodes, two ranks on each of these; the supervisor of the last one has planned it."""
+    run = Supervised(place)
+    nonces = [*(f"{number:016x}" for number in range(1, len(nodes))), OWNER.nonce]
+    members = [
+        Member(node=node, nonce=nonce, address="10.0.0.1:29400", token="0" * 64)
+        for node, nonce in zip(nodes, nonces, strict=True)
+    ]
+    run.plan(0, "start", (0, 1) * len(nodes), nodes=[node for node in nodes for _ in (0, 1)], members=members)
+    return run
 
 
 def never_begun(place: Path) -> Supervised:

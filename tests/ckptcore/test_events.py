@@ -59,7 +59,7 @@ def test_a_preemption_is_told_once(place: Path, caplog: pytest.LogCaptureFixture
         with pytest.raises(Preempted):
             saver.save(15, state(15))
     (told,) = warnings_of(caplog)
-    assert told == "preempted rank=0: told to stop: the state after step 13 is saved, then this job ends"
+    assert told == "preempted rank=0: told to stop: the state after step 13 will be saved, then this job ends"
 
 
 def test_a_reader_that_falls_back_says_what_it_left_why_and_for_what(place: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -96,6 +96,30 @@ def test_what_a_restore_refuses_is_no_restore(folder: Path, place: Path) -> None
     assert (told(folder).phase, told(folder).restored_step) == ("final", None)
 
 
+def left_by(place: Path, error: BaseException) -> None:
+    """A job that is left in the midst of training."""
+    with checkpointer(place) as ckpt:
+        ckpt.restore_or_init(lambda: state(0), like=state(0))
+        ckpt.save(1, state(1))
+        raise error
+
+
+def test_an_error_leaves_the_phase_in_which_it_was(folder: Path, place: Path) -> None:
+    """By that a supervisor tells what the rank was at; what is closed on the way is told as it is."""
+    with pytest.raises(ZeroDivisionError):
+        left_by(place, ZeroDivisionError())
+    assert (told(folder).phase, told(folder).step) == ("train", 1)
+
+
+@pytest.mark.parametrize(("code", "phase"), [(0, "final"), (None, "final"), (1, "train"), ("no data", "train")])
+def test_only_an_exit_without_a_status_is_an_end_that_was_asked_for(
+    folder: Path, place: Path, code: int | str | None, phase: Phase
+) -> None:
+    with pytest.raises(SystemExit):
+        left_by(place, SystemExit(code))
+    assert told(folder).phase == phase
+
+
 def test_every_rank_tells_of_itself(folder: Path, place: Path) -> None:
     def run(link: Channel) -> None:
         with checkpointer(place, link) as ckpt:

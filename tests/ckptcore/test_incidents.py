@@ -182,6 +182,16 @@ def test_while_nobody_supervises_no_time_passes(outcome: str) -> None:
     assert goodput([ended, later], at(5060)).mtbf is None
 
 
+def test_a_job_that_was_superseded_has_no_incident_and_lost_nothing_of_this_one() -> None:
+    told = AttemptIncident(kind="exit", rank=0, slot=0, node="n", status=1, message="Superseded: incarnation 2 has been claimed")
+    ended = end(1, "superseded", incident=told, last_sign=100, detected=101, stopped=102, restored_step=0, last_step=40)
+    later = Attempt(plan(2, 110), resumed(2, launched=111, first_step=120, recovered=120, restored_step=20))
+    attempts = [Attempt(FIRST.plan, FIRST.resumed, ended), later]
+    assert incidents(attempts) == []
+    found = goodput(attempts, at(160))
+    assert (found.incidents, found.detect, found.mtbf) == (0, 0, None)
+
+
 def test_a_resize_is_no_incident_but_takes_time() -> None:
     ended = Attempt(FIRST.plan, FIRST.resumed, end(1, "resized", last_sign=100, detected=101, stopped=105, last_step=40))
     later = Attempt(plan(2, 106), resumed(2, launched=106, first_step=120, recovered=120, restored_step=40))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ckptsupervise import lastwords
@@ -129,8 +129,8 @@ def test_a_rank_that_was_killed_for_its_silence() -> None:
 
 def test_a_rank_that_was_drained_for_being_slow() -> None:
     exits = gone(0, 143, asked=True), gone(1, 143, asked=True)
-    found = ending(exits, [beat(0, step=5), beat(1, step=5)], straggler=1)
-    assert (found.outcome, found.kind, found.rank, found.step) == ("failed", "straggler", 1, 5)
+    found = ending(exits, [beat(rank, "final", step=5) for rank in (0, 1)], straggler=beat(1, step=4))
+    assert (found.outcome, found.kind, found.rank, found.phase, found.step) == ("failed", "straggler", 1, "train", 4)
 
 
 @pytest.mark.parametrize("status", [143, -15, -9])
@@ -247,6 +247,7 @@ EXITS = st.lists(
 
 
 @given(EXITS, st.lists(st.integers(0, 9), max_size=5))
+@example([gone(0, 0), gone(1, 0), gone(2, 1, words="jax-rank-died")], [])
 def test_there_is_always_an_answer(exits: list[Exit], steps: list[int]) -> None:
     found = ending(exits, [beat(rank, step=step) for rank, step in enumerate(steps)])
     assert (found.outcome == "finished") == (bool(exits) and all(each.status == 0 for each in exits))

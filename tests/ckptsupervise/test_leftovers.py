@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,40 @@ def test_another_run_is_another_folder(tmp_path: Path) -> None:
     assert second.living == ()
     first.close()
     second.close()
+
+
+def test_the_last_supervisor_of_a_run_leaves_nothing(tmp_path: Path) -> None:
+    first, second = Home.make(URL, "aa", top=tmp_path), Home.make(URL, "bb", top=tmp_path)
+    first.close()
+    assert second.path.is_dir()
+    second.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_supervisors_come_while_others_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a folder of its own for as long as it wants it, also if the one before has just removed that of the run."""
+    monkeypatch.setattr(leftovers, "end", lambda _: [])
+    monkeypatch.setattr(leftovers, "members", lambda _: [])
+    failed: list[BaseException] = []
+
+    def come_and_go(name: str) -> None:
+        try:
+            for number in range(100):
+                home = Home.make(URL, f"{name}{number}", top=tmp_path)
+                assert home.attempt(1).is_dir()
+                assert home.lost == ()
+                home.close()
+        except BaseException as error:  # noqa: BLE001 - handed to the test
+            failed.append(error)
+
+    threads = [threading.Thread(target=come_and_go, args=(name,)) for name in "abc"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert failed == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_place_that_somebody_else_has_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

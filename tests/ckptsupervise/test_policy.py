@@ -131,6 +131,19 @@ def test_resized_attempts_are_no_failures() -> None:
     assert launched([failed(1), resized, failed(1)]).slots == (0, 2, 3)
 
 
+def test_what_follows_progress_that_did_not_fail_is_no_restart() -> None:
+    """The job had gone on with more ranks: that these fail is the first failure since the newly committed step."""
+    resized = Past(slots=(0, 2, 3), outcome="resized", ended=0.0, progressed=True)
+    assert launched([failed(1), failed(1), resized, failed(1)]).delay == 0.0
+    assert launched([failed(1), failed(1), resized, failed(1), failed(1)]).delay == 1.0
+    assert launched([failed(1, progressed=True), failed(1)]).delay == 1.0, "this one was a restart, which has led to nothing"
+
+
+def test_how_a_job_that_is_over_is_told() -> None:
+    stop = FOUR.decide([Past(slots=ALL, outcome="finished", ended=0.0, progressed=True)], 0.0, 0.0)
+    assert stop == Stop(reason="finished", message="the job has finished")
+
+
 def test_the_delay_doubles_to_its_limit() -> None:
     patient = Policy(nproc=4, min_nproc=4, max_restarts=100)
     delays = [launched([failed()] * count, policy=patient).delay for count in range(1, 10)]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ckptcore import heartbeat
-from ckptcore.heartbeat import Beat
+from ckptcore.heartbeat import Beat, Phase
 from ckptsupervise.deadlines import Deadlines
 from ckptsupervise.orders import Order
 from ckptsupervise.telling import Told
@@ -313,7 +313,8 @@ def test_it_grows_once_training_has_caught_up(tmp_path: Path) -> None:
 def slow_rank(run: FakeRunning, seconds: float) -> None:
     step = int(seconds / 0.5) + 1
     for rank in range(3):
-        run.beat(rank, step=step, step_seconds=0.4 if rank == 2 else 0.2)
+        phase: Phase = "final" if run.sent else "train"
+        run.beat(rank, phase=phase, step=step, step_seconds=0.4 if rank == 2 else 0.2)
     if seconds > 120:
         for rank in range(3):
             run.die(rank, 0)
@@ -329,7 +330,7 @@ def test_a_slow_rank_is_told_of(tmp_path: Path) -> None:
 def test_a_slow_rank_is_drained(tmp_path: Path) -> None:
     seen = Seen(tmp_path, slow_rank, can_drain=True, drain=True)
     ending = seen.watched.ending
-    assert (ending.outcome, ending.kind, ending.rank) == ("failed", "straggler", 2)
+    assert (ending.outcome, ending.kind, ending.rank, ending.phase) == ("failed", "straggler", 2, "train")
     assert seen.running.sent == [(signal.SIGTERM, (0, 1, 2))]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shlex
 from collections.abc import Iterator
@@ -10,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from ckptcli import app
+from ckptcore import errors, names
 from ckptcore.channel import Channel
-from ckptcore.errors import Damaged, GuaranteeError, Superseded
+from ckptcore.errors import Damaged, GuaranteeError, SaveFailed, Superseded
+from ckptcore.names import GenerationId
 from ckptcore.run import open_run
 from tests.ckptcore.support import checkpointer, memory_directory, run_ranks, state
 from tests.examples.guides import DOCS, blocks
@@ -113,3 +116,33 @@ def test_what_a_start_does_when_there_is_nothing(runs: Path) -> None:
     open_run(runs / "quarantined").quarantine(manifest, "loss spike")
     with checkpointer(runs / "quarantined") as saver, pytest.raises(Damaged, match="none of the run's checkpoints"):
         saver.restore_or_init(lambda: state(0), like=state(0))
+
+
+def train(run: Path, code: str) -> None:
+    """A loop that saves at steps 10, 20 and 30 by `code`; at step 10 a file lies where a folder has to be made."""
+    with checkpointer(run) as ckpt:
+        ckpt.restore_or_init(lambda: state(0), like=state(0))
+        blocked = run / names.generation_prefix(GenerationId(1, 10, 1)).rstrip("/")
+        blocked.parent.mkdir(parents=True)
+        blocked.write_bytes(b"in the way")
+        for step in range(1, 31):
+            log = logging.getLogger("loop")
+            exec(code, {"ckpt": ckpt, "step": step, "state": state(step), "errors": errors, "log": log})  # noqa: S102
+
+
+def committed(run: Path) -> list[int]:
+    return [each.step for each in open_run(run).generations() if each.state == "committed"]
+
+
+def test_the_loop_that_goes_on_when_a_save_fails(runs: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (code,) = blocks("oncall.md")
+    train(runs / "run", code)
+    assert committed(runs / "run") == [20, 30]
+    (told,) = [each.message for each in caplog.records if each.name == "loop"]
+    assert told.startswith("training goes on without that checkpoint: rank 0 could not write its part of 000001-000000000010-1")
+
+
+def test_a_loop_that_catches_nothing_ends_at_its_next_save(runs: Path) -> None:
+    with pytest.raises(SaveFailed):
+        train(runs / "run", "if ckpt.should_save(step): ckpt.save(step, state)")
+    assert committed(runs / "run") == [20]
