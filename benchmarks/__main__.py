@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from benchmarks import machine
 
@@ -82,5 +84,13 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+def process(arguments: Sequence[str]) -> NoReturn:
+    """`main` as a process: interrupted, it cleans up and ends, whatever its threads still wait for (a save for ranks that are gone)."""
+    try:
+        sys.exit(main(arguments))
+    except KeyboardInterrupt:
+        os._exit(128 + signal.SIGINT)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    process(sys.argv[1:])

@@ -2,6 +2,10 @@
 
 import argparse
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +13,9 @@ from typing import Any
 import pytest
 
 from benchmarks import __main__ as command
+from tests.processes import Rank
 
+ROOT = Path(__file__).parents[2]
 FOLDERS: list[Path] = []
 
 
@@ -86,3 +92,36 @@ def test_each_has_the_three_functions(what: str) -> None:
     module = command.module_of(what)
     assert all(callable(getattr(module, name)) for name in ("add_arguments", "run", "table"))
     assert command.parser_of(what).parse_args(["--smoke"]).smoke
+
+
+WAITS = """
+import sys, threading
+from types import SimpleNamespace
+from benchmarks import __main__ as command
+
+def run(options):
+    (options.dir / "left").write_text("x")
+    threading.Thread(target=threading.Event().wait).start()  # as a rank that waits for others
+    print("measuring", flush=True)
+    threading.Event().wait(60)
+
+command.module_of = lambda what: SimpleNamespace(add_arguments=lambda parser: None, run=run)
+command.process(["soak", "--dir", sys.argv[1]])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT])
+def test_a_signal_ends_it_and_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
+    command_line = [sys.executable, "-c", WAITS, str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command_line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env=environment
+    ) as child:
+        try:
+            Rank(child).wait_for("measuring")
+            assert list(tmp_path.rglob("left")) != []
+            child.send_signal(number)
+            assert child.wait(30) == 128 + number
+        finally:
+            child.kill()
+    assert list(tmp_path.iterdir()) == []
