@@ -26,6 +26,8 @@ WHAT = {
     "silent-damage": "what a flipped bit does",
 }
 """Name → what is measured. Each is a module of this package with `add_arguments`, `run` and `table`."""
+TERMINATED = 128 + signal.SIGTERM
+"""The exit status of what was told to end, as a shell has it."""
 
 
 def module_of(what: str) -> Any:
@@ -38,7 +40,9 @@ def parser_of(what: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks {what}", description=WHAT[what])
     parser.add_argument("--smoke", action="store_true", help="a tiny size, in seconds: only whether it works")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the machine and all figures there")
-    parser.add_argument("--dir", type=Path, metavar="DIR", help="where files go: the disk to measure; removed afterwards")
+    parser.add_argument(
+        "--dir", type=Path, metavar="DIR", help="the disk to measure: a temporary folder inside it, removed afterwards"
+    )
     module_of(what).add_arguments(parser)
     return parser
 
@@ -85,11 +89,25 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def process(arguments: Sequence[str]) -> NoReturn:
-    """`main` as a process: interrupted, it cleans up and ends, whatever its threads still wait for (a save for ranks that are gone)."""
+    """`main` as a process: interrupted or told to end, it cleans up and does, whatever its threads still wait for.
+
+    A save waits for ranks that are gone: by itself its thread would end in minutes.
+    """
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         sys.exit(main(arguments))
     except KeyboardInterrupt:
         os._exit(128 + signal.SIGINT)
+    except SystemExit as ended:
+        if ended.code == TERMINATED:
+            os._exit(TERMINATED)
+        raise
+
+
+def _terminate(number: int, _: object) -> NoReturn:
+    """End as by an interrupt, once: a second signal does not break off the cleaning."""
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(TERMINATED)
 
 
 if __name__ == "__main__":

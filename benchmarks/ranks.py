@@ -119,8 +119,10 @@ def _job(ranks: int, asked: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Run a job to its end; what each of its processes reports, in rank order."""
     port = _free_port()
     with ExitStack() as stack:
-        children = [stack.enter_context(_started(rank, ranks, port, asked)) for rank in range(ranks)]
-        stack.callback(lambda: [child.kill() for child in children if child.poll() is None])
+        children: list[subprocess.Popen[str]] = []
+        for rank in range(ranks):
+            children.append(stack.enter_context(_started(rank, ranks, port, asked)))
+            stack.callback(children[-1].kill)  # before leaving would wait for it
         outputs = [child.communicate(timeout=SECONDS)[0] for child in children]
     failed = [child.returncode for child in children if child.returncode]
     if failed:

@@ -110,7 +110,7 @@ command.process(["soak", "--dir", sys.argv[1]])
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_and_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
     command_line = [sys.executable, "-c", WAITS, str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
