@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from benchmarks import machine
+from benchmarks.arguments import output
 
 WHAT = {
     "compare": "saves and restores, beside the peers and the disk's own speed",
@@ -39,7 +40,7 @@ def parser_of(what: str) -> argparse.ArgumentParser:
     """The options of one measurement: its own, and those that all have."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks {what}", description=WHAT[what])
     parser.add_argument("--smoke", action="store_true", help="a tiny size, in seconds: only whether it works")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the machine and all figures there")
+    parser.add_argument("--json", type=output, metavar="FILE", help="write the machine and all figures there")
     parser.add_argument(
         "--dir", type=Path, metavar="DIR", help="the disk to measure: a temporary folder inside it, removed afterwards"
     )
@@ -47,23 +48,30 @@ def parser_of(what: str) -> argparse.ArgumentParser:
     return parser
 
 
-def measure(what: str, arguments: Sequence[str]) -> dict[str, Any]:
+def measure(what: str, options: argparse.Namespace) -> dict[str, Any]:
     """Run one measurement; what `--json` writes."""
-    options = parser_of(what).parse_args(arguments)
     if options.dir is not None:
         options.dir.mkdir(parents=True, exist_ok=True)
-    given = plain(vars(options))
     with tempfile.TemporaryDirectory(prefix="benchmark-", dir=options.dir) as folder:
-        options.dir = Path(folder)
-        record = {
+        return {
             "what": what,
-            "machine": machine.describe(options.dir),
-            "arguments": given,
-            "result": module_of(what).run(options),
+            "machine": machine.describe(Path(folder)),
+            "arguments": plain(vars(options)),
+            "result": module_of(what).run(argparse.Namespace(**{**vars(options), "dir": Path(folder)})),
         }
-    if options.json is not None:
-        options.json.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
-    return record
+
+
+def show(record: Mapping[str, Any], options: argparse.Namespace) -> None:
+    """Write and print what was measured, then draw it, if there is a `plot` to draw: what fails loses nothing of the rest."""
+    try:
+        if options.json is not None:
+            options.json.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
+    finally:
+        print(shown(record), flush=True)
+    if getattr(options, "plot", None) is not None:
+        from benchmarks import plot  # noqa: PLC0415 - matplotlib is not needed for anything else
+
+        plot.draw(record["result"], options.plot, record["machine"])
 
 
 def plain(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,7 +92,8 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{what!r}: one of {', '.join(WHAT)}, or all --smoke", file=sys.stderr)
         return 2
     for name in WHAT if what == "all" else (what,):
-        print(shown(measure(name, rest)), flush=True)
+        options = parser_of(name).parse_args(rest)
+        show(measure(name, options), options)
     return 0
 
 

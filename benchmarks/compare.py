@@ -6,10 +6,11 @@ import argparse
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine, measuring, state, summary, tables
+from benchmarks import arguments, measuring, state, summary, tables
 from benchmarks.measuring import Plan, Record, Trial
 from benchmarks.peers import SUBJECTS
 
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="of each subject, interleaved (default: 3)")
     parser.add_argument("--only", type=_names, metavar="NAME,…", help=f"some of {', '.join(SUBJECTS)}, or module:class")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the ratios there: .png or .svg")
+    parser.add_argument("--plot", type=_drawing, metavar="FILE", help="draw the ratios there: .png or .svg")
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
@@ -42,10 +43,6 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "rounds": measured,
     }
     result["derived"] = summary.derive(result)
-    if options.plot is not None:
-        from benchmarks import plot  # noqa: PLC0415 - matplotlib is not needed for anything else
-
-        plot.draw(result, options.plot, machine.describe(options.dir))
     return result
 
 
@@ -85,3 +82,14 @@ def _names(text: str) -> tuple[str, ...]:
     if unknown:
         raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: expected some of {', '.join(SUBJECTS)}")
     return names
+
+
+def _drawing(text: str) -> Path:
+    """A file to draw to, by what can draw it."""
+    if Path(text).suffix not in (".png", ".svg"):
+        raise argparse.ArgumentTypeError(f"{text}: expected .png or .svg")
+    try:
+        import_module("benchmarks.plot")
+    except ImportError as error:
+        raise argparse.ArgumentTypeError(f"nothing can be drawn: {error}") from None
+    return arguments.output(text)

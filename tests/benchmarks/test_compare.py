@@ -73,9 +73,8 @@ def test_what_never_ends_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.slow
 def test_a_comparison_goes_on_whatever_fails(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     names = [f"{FAKES}:Plain", f"{FAKES}:Dies", "tests.benchmarks.nowhere:Nothing"]
-    result = _run(tmp_path, "--only", ",".join(names), "--plot", str(tmp_path / "plot.svg"))
+    result = _run(tmp_path, "--only", ",".join(names))
     assert json.loads(json.dumps(result)) == result
     assert result["subjects"][names[2]] == {"error": "ModuleNotFoundError: No module named 'tests.benchmarks.nowhere'"}
     assert result["derived"]["subjects"][names[0]]["save_ratio"]["median"] > 0
@@ -84,7 +83,7 @@ def test_a_comparison_goes_on_whatever_fails(tmp_path: Path) -> None:
     assert "- tests.benchmarks.nowhere:Nothing: ModuleNotFoundError" in text
     assert "ended with status 7" in text
     assert str(tmp_path) not in json.dumps(result)
-    assert [path.name for path in tmp_path.iterdir()] == ["plot.svg"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_each_round_starts_with_another_subject() -> None:
@@ -98,6 +97,17 @@ def test_a_name_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(SystemExit):
         parser.parse_args(["--only", "jax,speed"])
     assert "speed: expected some of jax, torch" in capsys.readouterr().err
+
+
+def test_a_plot_is_of_a_form_that_can_be_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    parser = argparse.ArgumentParser()
+    compare.add_arguments(parser)
+    assert parser.parse_args(["--plot", str(tmp_path / "x.png")]).plot == tmp_path / "x.png"
+    for name, why in (("x.jpg", "expected .png or .svg"), ("none/x.svg", "there is no folder")):
+        with pytest.raises(SystemExit):
+            parser.parse_args(["--plot", str(tmp_path / name)])
+        assert why in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -141,3 +141,9 @@ def test_a_framework_that_is_not_installed_is_skipped(
     monkeypatch.setattr(device, "find_spec", lambda _: None)
     assert device.main([]) == 0
     assert "skipped: jax is not installed" in capsys.readouterr().out
+
+
+def test_a_file_that_cannot_be_written_is_told_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "_framework", lambda *_: pytest.fail("it measures"))
+    with pytest.raises(SystemExit):
+        device.main(["--json", str(tmp_path / "none" / "device.json")])

@@ -24,6 +24,7 @@ def _fake() -> SimpleNamespace:
 
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--count", type=int, default=3)
+        parser.add_argument("--other", type=Path)
         parser.add_argument("--plot", type=Path)
 
     def run(options: argparse.Namespace) -> dict[str, Any]:
@@ -44,7 +45,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_what_is_written(asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["growth", "--count", "5", "--json", str(tmp_path / "out.json"), "--dir", str(tmp_path / "disk"), "--plot", "x.svg"]
+    given = ["growth", "--count", "5", "--json", str(tmp_path / "out.json"), "--dir", str(tmp_path / "disk"), "--other", "x.svg"]
     assert command.main(given) == 0
     record = json.loads((tmp_path / "out.json").read_text())
     assert set(record) == {"what", "machine", "arguments", "result"}
@@ -67,6 +68,33 @@ def test_a_record_names_no_path(asked: list[str], tmp_path: Path) -> None:
     command.main(["soak", "--dir", str(tmp_path), "--json", str(tmp_path / "out.json")])
     assert asked
     assert str(tmp_path) not in (tmp_path / "out.json").read_text()
+
+
+@pytest.mark.parametrize("file", ["none/out.json", "."])
+def test_where_nothing_can_be_written_nothing_is_measured(
+    asked: list[str], file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        command.main(["soak", "--json", str(tmp_path / file)])
+    assert asked
+    assert FOLDERS == []
+    assert "argument --json" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("asked")
+def test_a_plot_that_fails_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plot = pytest.importorskip("benchmarks.plot")
+
+    def fails(*_: object) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(plot, "draw", fails)
+    with pytest.raises(OSError, match="the disk is full"):
+        command.main(["soak", "--json", str(tmp_path / "out.json"), "--plot", str(tmp_path / "plot.svg")])
+    assert json.loads((tmp_path / "out.json").read_text())["result"]["count"] == 3
+    assert "| counted 3 |" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("arguments", [[], ["--count", "1"]])
