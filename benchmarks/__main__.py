@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -13,8 +16,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from benchmarks import machine
-from benchmarks.arguments import output
+from benchmarks import machine, state
+from benchmarks.arguments import Refused, folder, output
 
 WHAT = {
     "compare": "saves and restores, beside the peers and the disk's own speed",
@@ -39,10 +42,14 @@ def module_of(what: str) -> Any:
 def parser_of(what: str) -> argparse.ArgumentParser:
     """The options of one measurement: its own, and those that all have."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks {what}", description=WHAT[what])
-    parser.add_argument("--smoke", action="store_true", help="a tiny size, in seconds: only whether it works")
+    parser.add_argument(
+        "--smoke",
+        action="store_true",
+        help="only whether it works, in seconds: a tiny size, whatever sizes and numbers are given",
+    )
     parser.add_argument("--json", type=output, metavar="FILE", help="write the machine and all figures there")
     parser.add_argument(
-        "--dir", type=Path, metavar="DIR", help="the disk to measure: a temporary folder inside it, removed afterwards"
+        "--dir", type=folder, metavar="DIR", help="the disk to measure: a temporary folder inside it, removed afterwards"
     )
     module_of(what).add_arguments(parser)
     return parser
@@ -52,12 +59,12 @@ def measure(what: str, options: argparse.Namespace) -> dict[str, Any]:
     """Run one measurement; what `--json` writes."""
     if options.dir is not None:
         options.dir.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="benchmark-", dir=options.dir) as folder:
+    with tempfile.TemporaryDirectory(prefix="benchmark-", dir=options.dir) as made:
         return {
             "what": what,
-            "machine": machine.describe(Path(folder)),
+            "machine": machine.describe(Path(made)),
             "arguments": plain(vars(options)),
-            "result": module_of(what).run(argparse.Namespace(**{**vars(options), "dir": Path(folder)})),
+            "result": module_of(what).run(argparse.Namespace(**{**vars(options), "dir": Path(made)})),
         }
 
 
@@ -91,10 +98,39 @@ def main(arguments: Sequence[str]) -> int:
     if what not in WHAT and (what != "all" or "--smoke" not in rest):
         print(f"{what!r}: one of {', '.join(WHAT)}, or all --smoke", file=sys.stderr)
         return 2
-    for name in WHAT if what == "all" else (what,):
-        options = parser_of(name).parse_args(rest)
-        show(measure(name, options), options)
+    return max([_done(name, rest) for name in (WHAT if what == "all" else (what,))])
+
+
+def _done(what: str, arguments: Sequence[str]) -> int:
+    """Measure and show; the exit status: 1 if it failed, 2 if it cannot be. What lies outside of this program is one line."""
+    try:
+        options = parser_of(what).parse_args(arguments)
+    except ImportError as error:
+        return _told(2, f"{what}: {error}: is it installed?")
+    try:
+        show(measure(what, options), options)
+    except Refused as error:
+        return _told(2, f"{what}: {error}")
+    except subprocess.SubprocessError:
+        return _told(1, f"{what}: a process failed, see above")
+    except OSError as error:
+        return _told(1, f"{what}: {str(error)[:400]}{_room(error, options)}")
     return 0
+
+
+def _room(error: OSError, options: argparse.Namespace) -> str:
+    """Where there was no room: how much there is, and how much is needed."""
+    if os.strerror(errno.ENOSPC) not in str(error):
+        return ""
+    place = options.dir or Path(tempfile.gettempdir())
+    free = f"; {shutil.disk_usage(place).free / 1e9:.1f} GB are free in {place}"
+    size = getattr(options, "size", None)
+    return free if size is None else f"{free}, the state has {state.nbytes(size) / 1e9:.1f} GB: benchmarks/README.md has the room"
+
+
+def _told(status: int, line: str) -> int:
+    print(line, file=sys.stderr, flush=True)
+    return status
 
 
 def process(arguments: Sequence[str]) -> NoReturn:

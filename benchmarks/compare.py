@@ -24,7 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--size", choices=list(state.MODELS), default="reference", help="the state that is saved (default: reference)"
     )
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="of each subject, interleaved (default: 3)")
+    parser.add_argument(
+        "--rounds", type=arguments.count, default=3, metavar="N", help="of each subject, interleaved (default: 3)"
+    )
     parser.add_argument("--only", type=_names, metavar="NAME,…", help=f"some of {', '.join(SUBJECTS)}, or module:class")
     parser.add_argument("--plot", type=_drawing, metavar="FILE", help="draw the ratios there: .png or .svg")
 

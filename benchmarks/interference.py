@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import state
+from benchmarks.arguments import count
 
 FRAMEWORKS = ("jax", "torch")
 BUDGET = 1.15
@@ -38,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--size", choices=list(state.MODELS), default="reference", help="the state that is saved (default: reference)"
     )
     parser.add_argument("--framework", choices=(*FRAMEWORKS, "both"), default="both", help="whose loop runs (default: both)")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="saves that are measured (default: 5)")
+    parser.add_argument("--rounds", type=count, default=5, metavar="N", help="saves that are measured (default: 5)")
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.arguments import amount, as_given
 from benchmarks.counting_proxy import METHODS, Call, CountingProxy, by_kind, counting_proxy
 from ckptcore import components as parts
 from ckptcore.channel import Channel
@@ -58,9 +59,10 @@ class Case:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of its own."""
-    parser.add_argument("--latency", type=float, default=LATENCY, help=f"seconds for each request (default {LATENCY})")
+    parser.add_argument("--latency", type=amount, default=LATENCY, help=f"seconds for each request (default {LATENCY})")
     parser.add_argument(
         "--prices",
+        type=as_given(_prices),
         metavar="METHOD=PRICE,…",
         default="",
         help="what 1,000 requests of a method cost (GET=…,PUT=…,LIST=…): the cost of a save is computed from it",
@@ -359,7 +361,11 @@ class _Still(Clock):
 
 def _prices(text: str) -> dict[str, float]:
     """`GET=0.0004,PUT=0.005` as numbers."""
-    return {method.strip(): float(price) for method, _, price in (part.partition("=") for part in text.split(",") if part)}
+    parts = [(method.strip(), price.strip()) for method, _, price in (part.partition("=") for part in text.split(",") if part)]
+    unknown = [method for method, _ in parts if method not in METHODS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{', '.join(map(repr, unknown))}: expected METHOD=PRICE, of {', '.join(METHODS)}")
+    return {method: amount(price) for method, price in parts}
 
 
 # The tables

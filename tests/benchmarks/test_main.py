@@ -1,8 +1,11 @@
 """The command: which measurement, what is written, and that nothing is left."""
 
 import argparse
+import errno
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -91,10 +94,11 @@ def test_a_plot_that_fails_loses_nothing(
         raise OSError("the disk is full")
 
     monkeypatch.setattr(plot, "draw", fails)
-    with pytest.raises(OSError, match="the disk is full"):
-        command.main(["soak", "--json", str(tmp_path / "out.json"), "--plot", str(tmp_path / "plot.svg")])
+    assert command.main(["soak", "--json", str(tmp_path / "out.json"), "--plot", str(tmp_path / "plot.svg")]) == 1
     assert json.loads((tmp_path / "out.json").read_text())["result"]["count"] == 3
-    assert "| counted 3 |" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "| counted 3 |" in printed.out
+    assert printed.err == "soak: the disk is full\n"
 
 
 @pytest.mark.parametrize("arguments", [[], ["--count", "1"]])
@@ -106,6 +110,72 @@ def test_compare_is_what_is_meant(asked: list[str], arguments: list[str]) -> Non
 def test_all_are_run_for_a_smoke(asked: list[str]) -> None:
     assert command.main(["all", "--smoke"]) == 0
     assert list(dict.fromkeys(asked)) == list(command.WHAT)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *("compare --rounds 0", "cold-start --rounds -1", "interference --rounds x", "ranks --rounds 1.5", "ranks --ranks a,b"),
+        *(
+            "ranks --ranks 1,0",
+            "requests --prices GET=x",
+            "requests --prices FOO=1",
+            "requests --prices GET",
+            "requests --latency -1",
+        ),
+        *("soak --saves 0", "soak --every 0", f"growth --dir {__file__}"),
+    ],
+)
+def test_nonsense_is_told_as_such(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    what, *arguments = given.split()
+    with pytest.raises(SystemExit, match="2"):
+        command.parser_of(what).parse_args(arguments)
+    assert f"argument {arguments[0]}: " in capsys.readouterr().err
+
+
+def test_a_record_has_options_as_given() -> None:
+    assert command.parser_of("ranks").parse_args(["--ranks", "1,2"]).ranks == "1,2"
+    assert command.parser_of("requests").parse_args(["--prices", "GET=1"]).prices == "GET=1"
+
+
+def test_a_line_needs_three_samples(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["soak", "--saves", "100"]) == 2
+    assert "expected 3 samples or more" in capsys.readouterr().err
+
+
+def _failing(error: Exception) -> SimpleNamespace:
+    def run(_: argparse.Namespace) -> dict[str, Any]:
+        raise error
+
+    return SimpleNamespace(add_arguments=lambda parser: parser.add_argument("--size", default="small"), run=run)
+
+
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "part")
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (FULL, r"soak: \[Errno 28\] .*'part'; [0-9.]+ GB are free in .*, the state has 0\.1 GB: .*README.*"),
+        (shutil.Error([("a", "b", str(FULL))]), r"soak: .*free in .*"),
+        (PermissionError(errno.EACCES, "Permission denied", "x"), r"soak: \[Errno 13\] Permission denied: 'x'"),
+        (subprocess.CalledProcessError(1, ["python"]), "soak: a process failed, see above"),
+    ],
+)
+def test_what_the_machine_refuses_is_one_line(
+    error: Exception, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "module_of", lambda _: _failing(error))
+    assert command.main(["soak", "--dir", str(tmp_path)]) == 1
+    assert re.fullmatch(told, capsys.readouterr().err.rstrip("\n"))
+
+
+def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("benchmarks.silent_damage", "orbax.checkpoint", "orbax"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "orbax", None)
+    assert command.main(["silent-damage"]) == 2
+    assert re.fullmatch(r"silent-damage: .*orbax.*: is it installed\?\n", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("arguments", [["all"], ["speed"]])
