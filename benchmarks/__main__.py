@@ -29,7 +29,10 @@ WHAT = {
     "soak": "memory, files and step time over many saves",
     "silent-damage": "what a flipped bit does",
 }
-"""Name → what is measured. Each is a module of this package with `add_arguments`, `run` and `table`."""
+"""Name → what is measured. Each is a module of this package with `add_arguments`, `run` and `table`.
+
+What `run` returns may have how much `failed` of what was measured: then the exit status is 1.
+"""
 TERMINATED = 128 + signal.SIGTERM
 """The exit status of what was told to end, as a shell has it."""
 
@@ -108,14 +111,15 @@ def _done(what: str, arguments: Sequence[str]) -> int:
     except ImportError as error:
         return _told(2, f"{what}: {error}: is it installed?")
     try:
-        show(measure(what, options), options)
+        record = measure(what, options)
+        show(record, options)
     except Refused as error:
         return _told(2, f"{what}: {error}")
     except subprocess.SubprocessError:
         return _told(1, f"{what}: a process failed, see above")
     except OSError as error:
         return _told(1, f"{what}: {str(error)[:400]}{_room(error, options)}")
-    return 0
+    return 1 if record["result"].get("failed") else 0
 
 
 def _room(error: OSError, options: argparse.Namespace) -> str:

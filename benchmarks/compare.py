@@ -36,7 +36,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     plan, rounds = (SMOKE, 1) if options.smoke else (Plan(options.size), options.rounds)
     names = options.only or (SMOKED if options.smoke else tuple(SUBJECTS))
     described = {name: measuring.describe(name) for name in names}
-    measured = [_round(plan, described, number, rounds, options.dir) for number in range(rounds)]
+    usable = any("error" not in description for description in described.values())
+    measured = [_round(plan, described, number, rounds, options.dir) for number in range(rounds if usable else 0)]
     result = {
         "size": plan.size,
         "arrays": len(state.COMPONENTS) * len(state.shapes(plan.size)),
@@ -44,8 +45,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "subjects": described,
         "rounds": measured,
     }
-    result["derived"] = summary.derive(result)
-    return result
+    return result | {"derived": summary.derive(result), "failed": len(tables.failures(result))}
 
 
 def table(result: Mapping[str, Any]) -> str:
@@ -83,7 +83,19 @@ def _names(text: str) -> tuple[str, ...]:
     unknown = [name for name in names if name not in SUBJECTS and ":" not in name]
     if unknown:
         raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: expected some of {', '.join(SUBJECTS)}")
+    for name in names:
+        if name not in SUBJECTS:
+            _look_up(name)
     return names
+
+
+def _look_up(name: str) -> None:
+    """Find the class of a subject that has no name here, before anything is measured."""
+    module, _, kind = name.partition(":")
+    try:
+        getattr(import_module(module), kind)
+    except (ImportError, ValueError, AttributeError) as error:
+        raise argparse.ArgumentTypeError(f"{name}: {error}") from None
 
 
 def _drawing(text: str) -> Path:

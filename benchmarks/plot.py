@@ -30,8 +30,13 @@ HIGHEST = 6.0
 
 
 def draw(result: Mapping[str, Any], file: Path, machine: Mapping[str, Any]) -> None:
-    """Draw the ratios to the floor: a panel an operation, a bar a subject, whiskers from the least to the most of the rounds."""
+    """Draw the ratios to the floor: a panel an operation, a bar a subject, whiskers from the least to the most of the rounds.
+
+    Where nothing was measured there is no file.
+    """
     panels = [(figure, title) for figure, title in PANELS if _spreads(result, figure)]
+    if not panels:
+        return
     names = list(result["subjects"])
     titles = [result["subjects"][name].get("title", name) for name in names]
     with mpl.rc_context({"svg.hashsalt": "benchmarks", "font.size": 10, "font.family": "sans-serif"}):

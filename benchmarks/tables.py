@@ -75,6 +75,8 @@ SHORT: tuple[Column, ...] = (
 
 def full(result: Mapping[str, Any]) -> str:
     """State and floors, saves, restores, what failed, and what was set."""
+    if not result["rounds"]:
+        return short(result)
     saves = f"Saves:\n\n{_table(result, SAVES, 'save')}"
     restores = f"Restores:\n\n{_table(result, RESTORES, 'restore')}\n\n{READ}"
     return "\n\n".join(
@@ -84,7 +86,8 @@ def full(result: Mapping[str, Any]) -> str:
 
 def short(result: Mapping[str, Any]) -> str:
     """The few figures that matter most."""
-    return "\n\n".join(part for part in (heading(result), _table(result, SHORT, None), _failures(result)) if part)
+    table = _table(result, SHORT, None) if result["rounds"] else ""
+    return "\n\n".join(part for part in (heading(result), table, _failures(result)) if part)
 
 
 def heading(result: Mapping[str, Any]) -> str:
@@ -98,6 +101,8 @@ def heading(result: Mapping[str, Any]) -> str:
         "floor_proven_cached": "cached",
         "floor_copy": "memcpy",
     }
+    if not result["rounds"]:
+        return "Nothing was measured."
     known = "; ".join(f"{name} {seconds(key)(floors)}" for key, name in names.items() if key in floors)
     return f"{state_of(result)}. Floors: {known}."
 
@@ -141,13 +146,17 @@ def _warm(result: Mapping[str, Any]) -> str:
     )
 
 
-def _failures(result: Mapping[str, Any]) -> str:
-    """Each failure once, whatever the round."""
+def failures(result: Mapping[str, Any]) -> list[str]:
+    """Each failure once, whatever the round; none where all went well."""
     whole = [f"- {name}: {description['error']}" for name, description in result["subjects"].items() if "error" in description]
     records = [record for one in result["rounds"] for record in one["records"] if "error" in record]
     parts = [f"- {result['subjects'][record['subject']]['title']}, {_operation(record)}: {record['error']}" for record in records]
-    lines = list(dict.fromkeys([*whole, *parts]))
-    return "\n".join(["Failed:\n", *lines]) if lines else ""
+    return list(dict.fromkeys([*whole, *parts]))
+
+
+def _failures(result: Mapping[str, Any]) -> str:
+    found = failures(result)
+    return "\n".join(["Failed:\n", *found]) if found else ""
 
 
 def _operation(record: Mapping[str, Any]) -> str:

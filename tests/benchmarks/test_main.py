@@ -84,6 +84,14 @@ def test_where_nothing_can_be_written_nothing_is_measured(
     assert "argument --json" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("failed", "status"), [(0, 0), (2, 1)])
+def test_what_failed_makes_the_exit_status(failed: int, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = _fake()
+    monkeypatch.setattr(fake, "run", lambda _: {"count": 1, "failed": failed})
+    monkeypatch.setattr(command, "module_of", lambda _: fake)
+    assert command.main(["compare"]) == status
+
+
 @pytest.mark.usefixtures("asked")
 def test_a_plot_that_fails_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

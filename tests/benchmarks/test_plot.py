@@ -25,6 +25,13 @@ def test_a_record_is_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_of_nothing_there_is_no_drawing(tmp_path: Path) -> None:
+    plot = pytest.importorskip("benchmarks.plot")
+    nothing = {**result(), "rounds": [], "derived": {"floors": {}, "subjects": {}, "budgets": {}}}
+    plot.draw(nothing, tmp_path / "plot.svg", MACHINE)
+    assert not (tmp_path / "plot.svg").exists()
+
+
 def test_each_panel_is_of_a_figure_that_there_is() -> None:
     plot = pytest.importorskip("benchmarks.plot")
     made = result()
