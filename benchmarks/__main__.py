@@ -50,7 +50,12 @@ def parser_of(what: str) -> argparse.ArgumentParser:
         action="store_true",
         help="only whether it works, in seconds: a tiny size, whatever sizes and numbers are given",
     )
-    parser.add_argument("--json", type=output, metavar="FILE", help="write the machine and all figures there")
+    parser.add_argument(
+        "--json",
+        type=output,
+        metavar="FILE",
+        help="write the machine and all figures there; with `all` to a file each, FILE-WHAT",
+    )
     parser.add_argument(
         "--dir", type=folder, metavar="DIR", help="the disk to measure: a temporary folder inside it, removed afterwards"
     )
@@ -101,15 +106,24 @@ def main(arguments: Sequence[str]) -> int:
     if what not in WHAT and (what != "all" or "--smoke" not in rest):
         print(f"{what!r}: one of {', '.join(WHAT)}, or all --smoke", file=sys.stderr)
         return 2
-    return max([_done(name, rest) for name in (WHAT if what == "all" else (what,))])
+    asked = {name: _parsed(name, rest, alone=what != "all") for name in (WHAT if what == "all" else (what,))}
+    return max([2 if options is None else _done(name, options) for name, options in asked.items()])
 
 
-def _done(what: str, arguments: Sequence[str]) -> int:
-    """Measure and show; the exit status: 1 if it failed, 2 if it cannot be. What lies outside of this program is one line."""
+def _parsed(what: str, arguments: Sequence[str], *, alone: bool) -> argparse.Namespace | None:
+    """The options of one measurement, of several each with a file of its own; None where something is not installed."""
     try:
         options = parser_of(what).parse_args(arguments)
     except ImportError as error:
-        return _told(2, f"{what}: {error}: is it installed?")
+        _told(2, f"{what}: {error}: is it installed?")
+        return None
+    if options.json is not None and not alone:
+        options.json = options.json.with_stem(f"{options.json.stem}-{what}")
+    return options
+
+
+def _done(what: str, options: argparse.Namespace) -> int:
+    """Measure and show; the exit status: 1 if it failed, 2 if it cannot be. What lies outside of this program is one line."""
     try:
         record = measure(what, options)
         show(record, options)

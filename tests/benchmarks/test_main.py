@@ -186,6 +186,23 @@ def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert re.fullmatch(r"silent-damage: .*orbax.*: is it installed\?\n", capsys.readouterr().err)
 
 
+@pytest.mark.usefixtures("asked")
+def test_all_write_a_file_each(tmp_path: Path) -> None:
+    assert command.main(["all", "--smoke", "--json", str(tmp_path / "out.json")]) == 0
+    found = {path.name: json.loads(path.read_text())["what"] for path in tmp_path.iterdir()}
+    assert found == {f"out-{what}.json": what for what in command.WHAT}
+
+
+@pytest.mark.parametrize("option", ["--size=small", "--count=2"])
+def test_all_have_the_options_of_each_or_nothing_is_measured(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    FOLDERS.clear()
+    fake = {"growth": _failing(FULL)}
+    monkeypatch.setattr(command, "module_of", lambda what: fake.get(what, _fake()))
+    with pytest.raises(SystemExit):
+        command.main(["all", "--smoke", option])
+    assert FOLDERS == []
+
+
 @pytest.mark.parametrize("arguments", [["all"], ["speed"]])
 def test_what_does_not_exist_is_said(asked: list[str], arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(arguments) == 2
