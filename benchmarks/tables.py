@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from statistics import median
 from typing import Any
 
 Spread = Mapping[str, float]
@@ -27,7 +29,11 @@ def ratio(name: str) -> Cell:
 
 def seconds(name: str) -> Cell:
     """The median."""
-    return _cell(name, lambda s: f"{s['median']:.2f} s" if s["median"] >= 1 else f"{s['median'] * 1e3:.0f} ms")
+    return _cell(name, lambda s: _time(s["median"]))
+
+
+def _time(value: float) -> str:
+    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.0f} ms"
 
 
 def mebibytes(name: str) -> Cell:
@@ -71,6 +77,15 @@ SHORT: tuple[Column, ...] = (
     ("on another mesh, cold ÷ floor", ratio("2d_cold_ratio")),
     ("files", number("files")),
 )
+FLOORS = (
+    ("save", "floor_save", "save"),
+    ("restore, cold", "floor_cold", "restore", "cold"),
+    ("restore, cached", "floor_cached", "restore", "cached"),
+    ("the same into new memory with digests, cold", "floor_proven_cold", "proven", "cold"),
+    ("cached", "floor_proven_cached", "proven", "cached"),
+    ("memcpy", "floor_copy", "copy"),
+)
+"""What a floor is called, its figure, and where a round has its measurements."""
 
 
 def full(result: Mapping[str, Any]) -> str:
@@ -91,20 +106,25 @@ def short(result: Mapping[str, Any]) -> str:
 
 
 def heading(result: Mapping[str, Any]) -> str:
-    """The state, how often, and the floors."""
-    floors = result["derived"]["floors"]
-    names = {
-        "floor_save": "save",
-        "floor_cold": "restore, cold",
-        "floor_cached": "restore, cached",
-        "floor_proven_cold": "the same into new memory with digests, cold",
-        "floor_proven_cached": "cached",
-        "floor_copy": "memcpy",
-    }
+    """The state, how often, and the floors, each with all of its measurements: a disk is not as steady as their medians."""
     if not result["rounds"]:
         return "Nothing was measured."
-    known = "; ".join(f"{name} {seconds(key)(floors)}" for key, name in names.items() if key in floors)
-    return f"{state_of(result)}. Floors: {known}."
+    known = "; ".join(
+        f"{name} {seconds(figure)(result['derived']['floors'])} ({_time(min(found))}–{_time(max(found))})"
+        for name, figure, *path in FLOORS
+        if (found := _measured(result, path))
+    )
+    return f"{state_of(result)}. Floors, each with the least and the most of its measurements: {known}."
+
+
+def _measured(result: Mapping[str, Any], path: Sequence[str]) -> list[float]:
+    """Every measurement of one floor, in the way that was the best of its round; none where a record lacks it."""
+    found: list[float] = []
+    for one in result["rounds"]:
+        measured = [reduce(lambda part, name: part.get(name, {}), path, floors) for floors in one["floors"]]
+        best = min(measured[0], key=lambda way: median(ways[way] for ways in measured), default=None)
+        found += [ways[best] for ways in measured if best is not None]
+    return found
 
 
 def state_of(result: Mapping[str, Any]) -> str:
