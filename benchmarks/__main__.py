@@ -82,7 +82,8 @@ def show(record: Mapping[str, Any], options: argparse.Namespace) -> None:
         if options.json is not None:
             options.json.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
     finally:
-        print(shown(record), flush=True)
+        heading = f"== {record['what']} (smoke: figures mean nothing)\n\n" if options.smoke else ""
+        print(f"{heading}{shown(record)}", flush=True)
     if getattr(options, "plot", None) is not None:
         from benchmarks import plot  # noqa: PLC0415 - matplotlib is not needed for anything else
 

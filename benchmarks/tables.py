@@ -135,14 +135,14 @@ def state_of(result: Mapping[str, Any]) -> str:
 
 
 def _table(result: Mapping[str, Any], columns: Sequence[Column], budgets_of: str | None) -> str:
-    """One row a subject. Columns in which nobody has a figure are left out."""
-    derived = result["derived"]
+    """One row a subject. Columns in which nobody has a figure are left out; at the size of a smoke no budget says anything."""
+    derived, judged = result["derived"], budgets_of is not None and result["size"] != "smoke"
     rows = {name: [cell(derived["subjects"].get(name, {})) for _, cell in columns] for name in result["subjects"]}
     used = [index for index in range(len(columns)) if any(row[index] != NOTHING for row in rows.values())]
-    titles = [columns[index][0] for index in used] + (["within budget"] if budgets_of else [])
+    titles = [columns[index][0] for index in used] + (["within budget"] if judged else [])
     lines = [_line(["", *titles]), _line(["---"] * (len(titles) + 1))]
     for name, row in rows.items():
-        last = [_budgets(derived["budgets"].get(name, {}), budgets_of)] if budgets_of else []
+        last = [_budgets(derived["budgets"].get(name, {}), budgets_of or "")] if judged else []
         lines.append(_line([result["subjects"][name].get("title", name), *(row[index] for index in used), *last]))
     return "\n".join(lines)
 

@@ -187,6 +187,15 @@ def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 
 @pytest.mark.usefixtures("asked")
+def test_a_smoke_says_that_it_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["all", "--smoke"]) == 0
+    headings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("==")]
+    assert headings == [f"== {what} (smoke: figures mean nothing)" for what in command.WHAT]
+    assert command.main(["soak"]) == 0
+    assert "==" not in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("asked")
 def test_all_write_a_file_each(tmp_path: Path) -> None:
     assert command.main(["all", "--smoke", "--json", str(tmp_path / "out.json")]) == 0
     found = {path.name: json.loads(path.read_text())["what"] for path in tmp_path.iterdir()}

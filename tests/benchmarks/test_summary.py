@@ -103,6 +103,14 @@ def test_the_table_says_what_is_within_budget(result: dict[str, Any]) -> None:
     assert "| 1.00 |" in fast
 
 
+def test_a_smoke_is_not_judged(result: dict[str, Any]) -> None:
+    assert "✗" in tables.full(result)
+    text = tables.full(result | {"size": "smoke"})
+    assert "budget" not in text
+    assert "✗" not in text
+    assert "| Fast | 1.00 |" in text
+
+
 def test_the_table_names_what_failed_and_why(result: dict[str, Any]) -> None:
     text = tables.full(result)
     assert "- absent: No module named 'x'" in text
