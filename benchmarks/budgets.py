@@ -33,6 +33,34 @@ class Budget:
             return None
         return figures[self.figure] / (self.factor * figures[self.of] + self.plus)
 
+    @property
+    def most(self) -> str:
+        """What it may be, in words."""
+        part = f"{self.factor:g} × {OF[self.of]}" if self.factor else ""
+        return " + ".join(part for part in (part, self._plus()) if part)
+
+    def _plus(self) -> str:
+        if self.figure.endswith("_seconds"):
+            return f"{self.plus * 1e3:g} ms" if self.plus else ""
+        if self.figure.endswith("_over"):
+            return f"{self.plus / MIB:g} MiB"
+        return f"{self.plus:g}{' × the bytes needed' if self.figure.endswith('_read') else ''}"
+
+
+OF = {
+    "floor_save": "the floor of a save",
+    "floor_copy": "memcpy of the state",
+    "bytes": "the state",
+    "ranks": "the ranks",
+    "floor_cold": "the cold floor of a restore",
+    "floor_cached": "the cached floor of a restore",
+    "2d_cold_floor": "the cold floor for the bytes read",
+    "2d_cached_floor": "the cached floor for the bytes read",
+    "transposed_cold_floor": "the cold floor for the bytes read",
+    "transposed_cached_floor": "the cached floor for the bytes read",
+}
+"""The figures that a budget is a part of, in words."""
+
 
 BUDGETS: tuple[Budget, ...] = (
     Budget("save", "save", "save_seconds", 1.15, "floor_save"),
@@ -51,6 +79,15 @@ BUDGETS: tuple[Budget, ...] = (
     Budget("read for 2d", "restore", "2d_read", plus=2.0),
     Budget("read for transposed", "restore", "transposed_read", plus=2.0),
 )
+
+
+def table() -> str:
+    """All of them in words, in Markdown."""
+    lines = ["| of a | budget | at most |", "| --- | --- | --- |"]
+    for budget in BUDGETS:
+        name = f"{budget.name} ({budget.framework})" if budget.framework else budget.name
+        lines.append(f"| {budget.operation} | {name} | {budget.most} |")
+    return "\n".join(lines)
 
 
 def of(framework: Framework | None) -> tuple[Budget, ...]:

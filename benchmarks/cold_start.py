@@ -21,6 +21,7 @@ from sysconfig import get_paths
 from typing import Any
 
 from benchmarks import page_cache, state
+from benchmarks.arguments import count
 
 FRAMEWORKS = ("jax", "torch")
 ROOT = Path(__file__).parents[1]
@@ -34,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--size", choices=list(state.MODELS), default="reference", help="the state that is restored (default: reference)"
     )
     parser.add_argument("--framework", choices=(*FRAMEWORKS, "both"), default="both", help="whose job starts (default: both)")
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="starts of each kind, interleaved (default: 3)")
+    parser.add_argument("--rounds", type=count, default=3, metavar="N", help="starts of each kind, interleaved (default: 3)")
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:

@@ -6,10 +6,11 @@ import argparse
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine, measuring, state, summary, tables
+from benchmarks import arguments, measuring, state, summary, tables
 from benchmarks.measuring import Plan, Record, Trial
 from benchmarks.peers import SUBJECTS
 
@@ -23,9 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--size", choices=list(state.MODELS), default="reference", help="the state that is saved (default: reference)"
     )
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="of each subject, interleaved (default: 3)")
+    parser.add_argument(
+        "--rounds", type=arguments.count, default=3, metavar="N", help="of each subject, interleaved (default: 3)"
+    )
     parser.add_argument("--only", type=_names, metavar="NAME,…", help=f"some of {', '.join(SUBJECTS)}, or module:class")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the ratios there: .png or .svg")
+    parser.add_argument("--plot", type=_drawing, metavar="FILE", help="draw the ratios there: .png or .svg")
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
@@ -33,7 +36,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     plan, rounds = (SMOKE, 1) if options.smoke else (Plan(options.size), options.rounds)
     names = options.only or (SMOKED if options.smoke else tuple(SUBJECTS))
     described = {name: measuring.describe(name) for name in names}
-    measured = [_round(plan, described, number, rounds, options.dir) for number in range(rounds)]
+    usable = any("error" not in description for description in described.values())
+    measured = [_round(plan, described, number, rounds, options.dir) for number in range(rounds if usable else 0)]
     result = {
         "size": plan.size,
         "arrays": len(state.COMPONENTS) * len(state.shapes(plan.size)),
@@ -41,12 +45,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "subjects": described,
         "rounds": measured,
     }
-    result["derived"] = summary.derive(result)
-    if options.plot is not None:
-        from benchmarks import plot  # noqa: PLC0415 - matplotlib is not needed for anything else
-
-        plot.draw(result, options.plot, machine.describe(options.dir))
-    return result
+    return result | {"derived": summary.derive(result), "failed": len(tables.failures(result))}
 
 
 def table(result: Mapping[str, Any]) -> str:
@@ -84,4 +83,27 @@ def _names(text: str) -> tuple[str, ...]:
     unknown = [name for name in names if name not in SUBJECTS and ":" not in name]
     if unknown:
         raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: expected some of {', '.join(SUBJECTS)}")
+    for name in names:
+        if name not in SUBJECTS:
+            _look_up(name)
     return names
+
+
+def _look_up(name: str) -> None:
+    """Find the class of a subject that has no name here, before anything is measured."""
+    module, _, kind = name.partition(":")
+    try:
+        getattr(import_module(module), kind)
+    except (ImportError, ValueError, AttributeError) as error:
+        raise argparse.ArgumentTypeError(f"{name}: {error}") from None
+
+
+def _drawing(text: str) -> Path:
+    """A file to draw to, by what can draw it."""
+    if Path(text).suffix not in (".png", ".svg"):
+        raise argparse.ArgumentTypeError(f"{text}: expected .png or .svg")
+    try:
+        import_module("benchmarks.plot")
+    except ImportError as error:
+        raise argparse.ArgumentTypeError(f"nothing can be drawn: {error}") from None
+    return arguments.output(text)

@@ -47,11 +47,13 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from benchmarks.arguments import output  # noqa: PLC0415 - when `sys.path` is right
+
     parser = argparse.ArgumentParser(
         description="Checkpoints on an accelerator: speed of the copies, and bits that must be right."
     )
     parser.add_argument("--framework", choices=("jax", "torch", "both"), default="both")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
+    parser.add_argument("--json", type=output, metavar="FILE", help="write all figures there")
     parser.add_argument("--limit-seconds", type=float, default=230.0, help="sections that would begin later are left out")
     parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)  # one framework, in this process; its figures go there
     return parser

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cache
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from statistics import linear_regression
 from tempfile import TemporaryDirectory
@@ -106,7 +106,12 @@ class Apart:
     def map(self, call: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """As many at a time as there are cores, each process as often as its turn comes."""
         with ProcessPoolExecutor(min(os.cpu_count() or 1, len(arguments)), get_context("spawn")) as pool:
-            return list(pool.map(call, *zip(*arguments, strict=True)))
+            try:
+                return list(pool.map(call, *zip(*arguments, strict=True)))
+            except BaseException:
+                for child in active_children():  # leaving the pool would wait for what they are at
+                    child.terminate()
+                raise
 
 
 class Here(Apart):

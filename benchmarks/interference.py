@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import state
+from benchmarks.arguments import count
 
 FRAMEWORKS = ("jax", "torch")
 BUDGET = 1.15
@@ -38,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--size", choices=list(state.MODELS), default="reference", help="the state that is saved (default: reference)"
     )
     parser.add_argument("--framework", choices=(*FRAMEWORKS, "both"), default="both", help="whose loop runs (default: both)")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="saves that are measured (default: 5)")
+    parser.add_argument("--rounds", type=count, default=5, metavar="N", help="saves that are measured (default: 5)")
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
@@ -65,8 +66,9 @@ def table(result: Mapping[str, Any]) -> str:
             lines.append(
                 f"| {framework}, {name} | {times} | {one['ratio']:.2f} | {one['compute_ratio']:.2f} | {one['python_ratio']:.2f} |"
             )
-    notes = [_note(framework, found) for framework, found in result["derived"].items()]
-    heading = f"{result['bytes'] / 1e6:,.0f} MB, {result['rounds']} saves; budget of the median: {BUDGET}"
+    judged = result["size"] != "smoke"
+    notes = [_note(framework, found, judged=judged) for framework, found in result["derived"].items()]
+    heading = f"{result['bytes'] / 1e6:,.0f} MB, {result['rounds']} saves{f'; budget of the median: {BUDGET}' if judged else ''}"
     return "\n".join([heading, "", *lines, "", *notes])
 
 
@@ -118,11 +120,11 @@ def _pooled(blocks: Sequence[Mapping[str, Any]]) -> list[Sequence[float]]:
     return [step for block in blocks for step in block["steps"]]
 
 
-def _note(framework: str, found: Mapping[str, Any]) -> str:
+def _note(framework: str, found: Mapping[str, Any], *, judged: bool) -> str:
     rounds = ", ".join(f"{ratio:.2f}" for ratio in found["rounds"])
     cost = f"a save takes {found['save_seconds']:.2f} s and {found['save_cpu_seconds']:.2f} s of processor time"
-    verdict = f"{'within' if found['within_budget'] else 'over'} budget"
-    return f"- {framework}: {rounds} in the rounds, {verdict}; without a save, half to half: {found['noise']:.2f}; {cost}."
+    verdict = f", {'within' if found['within_budget'] else 'over'} budget" if judged else ""
+    return f"- {framework}: {rounds} in the rounds{verdict}; without a save, half to half: {found['noise']:.2f}; {cost}."
 
 
 def _measure(framework: str, size: str, rounds: int, folder: Path, *, smoke: bool) -> dict[str, Any]:

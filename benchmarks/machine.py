@@ -1,14 +1,21 @@
-"""The machine that figures were measured on, as far as it bears on them: no host names, no paths, no addresses."""
+"""The machine that figures were measured on, as far as it bears on them, when, and of which commit.
+
+No host names, no paths, no addresses.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
+import subprocess
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).parents[1]
+UNKNOWN = "unknown"
 PACKAGES = (
     *("jaxckpt", "numpy", "tensorstore", "blake3", "msgspec", "jax", "jaxlib", "torch"),
     *("orbax-checkpoint", "torch_checkpointing", "safetensors"),
@@ -16,7 +23,7 @@ PACKAGES = (
 
 
 def describe(folder: Path) -> dict[str, Any]:
-    """CPU, memory, kernel, the file system and the device below `folder`, and the versions of what is installed."""
+    """CPU, memory, kernel, the file system and the device below `folder`, and versions; the day (UTC), and the commit."""
     kind, number = mounted(folder)
     return {
         "cpu": _cpu(),
@@ -27,7 +34,18 @@ def describe(folder: Path) -> dict[str, Any]:
         "device": device(number),
         "python": platform.python_version(),
         "versions": versions(PACKAGES),
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "commit": commit(ROOT),
     }
+
+
+def commit(folder: Path) -> str:
+    """What is checked out there, with `-dirty` where files were changed since; `unknown` where it is no repository."""
+    command = ["git", "describe", "--always", "--dirty"]
+    try:
+        return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True, timeout=30).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return UNKNOWN
 
 
 def versions(packages: tuple[str, ...]) -> dict[str, str]:
@@ -37,7 +55,9 @@ def versions(packages: tuple[str, ...]) -> dict[str, str]:
 
 def sentence(machine: Mapping[str, Any]) -> str:
     """One line for people."""
-    return f"{hardware(machine)}; {', '.join(f'{name} {number}' for name, number in machine['versions'].items())}."
+    installed = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
+    when = f"; {machine['date']}, commit {machine['commit']}" if "date" in machine else ""  # older records have none
+    return f"{hardware(machine)}; {installed}{when}."
 
 
 def hardware(machine: Mapping[str, Any]) -> str:

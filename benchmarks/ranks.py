@@ -27,7 +27,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks import state
+from benchmarks import arguments, state
 
 ROOT = Path(__file__).parents[1]
 PLACEMENTS = {"replicated": 1, "sharded": 2, "sharded, two copies": 4, "sharded, as saved": 2}
@@ -41,14 +41,17 @@ SECONDS = 900.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which state, how many ranks, and how often."""
     parser.add_argument("--size", choices=list(state.MODELS), default="small", help="the state that is restored (default: small)")
-    parser.add_argument("--ranks", default="1,2,4,8", metavar="N,…", help="processes of a job (default: 1,2,4,8)")
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="restores of each kind, interleaved (default: 3)")
+    ranks = arguments.as_given(arguments.counts)
+    parser.add_argument("--ranks", type=ranks, default="1,2,4,8", metavar="N,…", help="processes of a job (default: 1,2,4,8)")
+    parser.add_argument(
+        "--rounds", type=arguments.count, default=3, metavar="N", help="restores of each kind, interleaved (default: 3)"
+    )
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Every restore of every job, and what follows from them."""
     size, rounds = ("smoke", 1) if options.smoke else (options.size, options.rounds)
-    sizes = [2] if options.smoke else [int(count) for count in options.ranks.split(",")]
+    sizes = [2] if options.smoke else arguments.counts(options.ranks)
     kinds = list(_kinds(sizes, smoke=options.smoke))
     saved = {_saved(ranks, placement) for ranks, placement, _ in kinds}
     for name, ranks, placement in sorted(saved):
@@ -119,8 +122,10 @@ def _job(ranks: int, asked: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Run a job to its end; what each of its processes reports, in rank order."""
     port = _free_port()
     with ExitStack() as stack:
-        children = [stack.enter_context(_started(rank, ranks, port, asked)) for rank in range(ranks)]
-        stack.callback(lambda: [child.kill() for child in children if child.poll() is None])
+        children: list[subprocess.Popen[str]] = []
+        for rank in range(ranks):
+            children.append(stack.enter_context(_started(rank, ranks, port, asked)))
+            stack.callback(children[-1].kill)  # before leaving would wait for it
         outputs = [child.communicate(timeout=SECONDS)[0] for child in children]
     failed = [child.returncode for child in children if child.returncode]
     if failed:

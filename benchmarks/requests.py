@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.arguments import amount, as_given, count, counts
 from benchmarks.counting_proxy import METHODS, Call, CountingProxy, by_kind, counting_proxy
 from ckptcore import components as parts
 from ckptcore.channel import Channel
@@ -38,8 +39,10 @@ LATENCY = 0.02
 DEADLINE = 600.0
 SAVES = 3
 """Saves of a job. The first one also looks for what others have left; the last one is counted as `save`."""
-LARGE = 1024
-"""Ranks for which the cost of a save is computed."""
+ESTIMATED = "8,1024"
+"""Ranks for which the cost of a save is computed, unless others are asked for."""
+ARRAYS = 100
+"""And how many arrays they save."""
 HOUR = 3600.0
 
 Counts = dict[str, int]
@@ -58,9 +61,21 @@ class Case:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of its own."""
-    parser.add_argument("--latency", type=float, default=LATENCY, help=f"seconds for each request (default {LATENCY})")
+    parser.add_argument("--latency", type=amount, default=LATENCY, help=f"seconds for each request (default {LATENCY})")
+    parser.add_argument(
+        "--ranks", type=as_given(counts), default=ESTIMATED, metavar="N,…", help="jobs whose saves are computed (default 8,1024)"
+    )
+    parser.add_argument("--arrays", type=count, default=ARRAYS, metavar="N", help=f"their arrays (default {ARRAYS})")
+    parser.add_argument(
+        "--objects",
+        type=count,
+        default=1,
+        metavar="N",
+        help="objects of data that each of their ranks writes (default 1; docs/storage.md says how large they are)",
+    )
     parser.add_argument(
         "--prices",
+        type=as_given(_prices),
         metavar="METHOD=PRICE,…",
         default="",
         help="what 1,000 requests of a method cost (GET=…,PUT=…,LIST=…): the cost of a save is computed from it",
@@ -83,11 +98,17 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "late": waited,
         "formulas": fitted,
         "per_save": [
-            {"ranks": ranks, "operation": operation, "requests": per_save(fitted, operation, ranks, 100)}
-            for ranks in (8, LARGE)
+            {
+                "ranks": ranks,
+                "operation": operation,
+                "requests": per_save(fitted, operation, ranks, options.arrays, objects=options.objects),
+            }
+            for ranks in counts(options.ranks)
             for operation in ("save", "save, keep")
         ],
-        "per_hour": {str(ranks): hourly(ranks) for ranks in (8, LARGE)},
+        "arrays": options.arrays,
+        "objects": options.objects,
+        "per_hour": {str(ranks): hourly(ranks) for ranks in counts(options.ranks)},
         "prices": prices,
     }
 
@@ -323,11 +344,16 @@ def evaluated(formula: Mapping[str, float], ranks: int, arrays: int, generations
     return sum(formula[term] * value for term, value in values.items())
 
 
-def per_save(fitted: Mapping[str, Any], operation: str, ranks: int, arrays: int) -> dict[str, int]:
-    """Requests of one save by all ranks, by method; nobody waits for anybody."""
+def per_save(fitted: Mapping[str, Any], operation: str, ranks: int, arrays: int, *, objects: int = 1) -> dict[str, int]:
+    """Requests of one save by all ranks, by method; nobody waits for anybody.
+
+    Each object of data beyond the one that every rank had when this was counted is a PUT, and a GET of rank 0.
+    """
     lead, other = fitted[operation]["rank 0"], fitted[operation]["other rank"]
+    more = {"PUT": ranks * (objects - 1), "GET": ranks * (objects - 1)}
     return {
         method: round(evaluated(lead[method], ranks, arrays) + (ranks - 1) * evaluated(other[method], ranks, arrays))
+        + more.get(method, 0)
         for method in METHODS
     }
 
@@ -359,7 +385,11 @@ class _Still(Clock):
 
 def _prices(text: str) -> dict[str, float]:
     """`GET=0.0004,PUT=0.005` as numbers."""
-    return {method.strip(): float(price) for method, _, price in (part.partition("=") for part in text.split(",") if part)}
+    parts = [(method.strip(), price.strip()) for method, _, price in (part.partition("=") for part in text.split(",") if part)]
+    unknown = [method for method, _ in parts if method not in METHODS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{', '.join(map(repr, unknown))}: expected METHOD=PRICE, of {', '.join(METHODS)}")
+    return {method: amount(price) for method, price in parts}
 
 
 # The tables
@@ -401,7 +431,9 @@ def _number(value: float) -> str:
 def _costs(result: Mapping[str, Any]) -> str:
     prices, money = result["prices"], bool(result["prices"])
     columns = [*METHODS, *(["cost"] if money else [])]
-    lines = ["One save by all ranks, 100 arrays, by the formulas:", "", f"| ranks | | {' | '.join(columns)} |"]
+    arrays, objects = result.get("arrays", ARRAYS), result.get("objects", 1)
+    data = f"{objects:,} objects of data a rank" if objects > 1 else "one object of data a rank"
+    lines = [f"One save by all ranks, {arrays:,} arrays, {data}, by the formulas:", "", f"| ranks | | {' | '.join(columns)} |"]
     lines.append(f"| --- | --- |{' --- |' * len(columns)}")
     for row in result["per_save"]:
         counts = row["requests"]

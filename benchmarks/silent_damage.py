@@ -22,6 +22,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 import jaxckpt
+from benchmarks.arguments import count
 from ckptcore.errors import CheckpointError
 
 State = Mapping[str, np.ndarray]
@@ -40,7 +41,7 @@ class Library:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """How often."""
-    parser.add_argument("--tries", type=int, default=60, metavar="N", help="flips in the checkpoint of each (default: 60)")
+    parser.add_argument("--tries", type=count, default=60, metavar="N", help="flips in the checkpoint of each (default: 60)")
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:

@@ -21,8 +21,12 @@ from pathlib import Path
 from statistics import linear_regression, median
 from typing import Any
 
+from benchmarks.arguments import Refused, count
+
 ROOT = Path(__file__).parents[1]
 FRAMEWORKS = ("jax", "torch")
+SAMPLES = 3
+"""The fewest: the first does not count, and a line needs two."""
 SECONDS = 7200.0
 """For one process."""
 
@@ -59,18 +63,21 @@ FIGURES = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """How long, and for whom."""
-    parser.add_argument("--saves", type=int, default=500, metavar="N", help="saves of each process (default: 500)")
-    parser.add_argument("--every", type=int, default=50, metavar="N", help="saves between two samples (default: 50)")
+    parser.add_argument("--saves", type=count, default=500, metavar="N", help="saves of each process (default: 500)")
+    parser.add_argument("--every", type=count, default=50, metavar="N", help="saves between two samples (default: 50)")
     parser.add_argument("--framework", choices=(*FRAMEWORKS, "both"), default="both", help="whose loop (default: both)")
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """All samples, and what they say."""
     saves, every = (8, 2) if options.smoke else (options.saves, options.every)
+    if -(-saves // every) < SAMPLES:
+        raise Refused(f"{saves} saves with a sample after every {every}: expected {SAMPLES} samples or more")
     wanted = FRAMEWORKS if options.framework == "both" else (options.framework,)
     frameworks = wanted[:1] if options.smoke else wanted
     samples = {framework: _samples(framework, options.dir / framework, saves, every) for framework in frameworks}
     return {
+        "smoke": options.smoke,
         "saves": saves,
         "every": every,
         "samples": samples,
@@ -107,10 +114,11 @@ def table(result: Mapping[str, Any]) -> str:
 
 
 def _table(framework: str, result: Mapping[str, Any]) -> str:
+    judged = 8 if not result.get("smoke") else 6  # columns: what may be, and whether it is, say nothing of a smoke
     titles = ["", "first", "middle", "last", "per 100 saves", "rise", "may rise by", "flat"]
     known = {figure.name: figure for figure in FIGURES}
     lines = [_line(known[row["figure"]], row) for row in result["rows"][framework]]
-    drawn = "\n".join(f"| {' | '.join(line)} |" for line in [titles, ["---", *["---:"] * 6, "---"], *lines])
+    drawn = "\n".join(f"| {' | '.join(line[:judged])} |" for line in [titles, ["---", *["---:"] * 6, "---"], *lines])
     return f"{framework}: {result['saves']} saves, a sample after every {result['every']}.\n\n{drawn}"
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from statistics import median
 from typing import Any
 
 Spread = Mapping[str, float]
@@ -27,7 +29,11 @@ def ratio(name: str) -> Cell:
 
 def seconds(name: str) -> Cell:
     """The median."""
-    return _cell(name, lambda s: f"{s['median']:.2f} s" if s["median"] >= 1 else f"{s['median'] * 1e3:.0f} ms")
+    return _cell(name, lambda s: _time(s["median"]))
+
+
+def _time(value: float) -> str:
+    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.0f} ms"
 
 
 def mebibytes(name: str) -> Cell:
@@ -71,10 +77,21 @@ SHORT: tuple[Column, ...] = (
     ("on another mesh, cold ÷ floor", ratio("2d_cold_ratio")),
     ("files", number("files")),
 )
+FLOORS = (
+    ("save", "floor_save", "save"),
+    ("restore, cold", "floor_cold", "restore", "cold"),
+    ("restore, cached", "floor_cached", "restore", "cached"),
+    ("the same into new memory with digests, cold", "floor_proven_cold", "proven", "cold"),
+    ("cached", "floor_proven_cached", "proven", "cached"),
+    ("memcpy", "floor_copy", "copy"),
+)
+"""What a floor is called, its figure, and where a round has its measurements."""
 
 
 def full(result: Mapping[str, Any]) -> str:
     """State and floors, saves, restores, what failed, and what was set."""
+    if not result["rounds"]:
+        return short(result)
     saves = f"Saves:\n\n{_table(result, SAVES, 'save')}"
     restores = f"Restores:\n\n{_table(result, RESTORES, 'restore')}\n\n{READ}"
     return "\n\n".join(
@@ -84,22 +101,30 @@ def full(result: Mapping[str, Any]) -> str:
 
 def short(result: Mapping[str, Any]) -> str:
     """The few figures that matter most."""
-    return "\n\n".join(part for part in (heading(result), _table(result, SHORT, None), _failures(result)) if part)
+    table = _table(result, SHORT, None) if result["rounds"] else ""
+    return "\n\n".join(part for part in (heading(result), table, _failures(result)) if part)
 
 
 def heading(result: Mapping[str, Any]) -> str:
-    """The state, how often, and the floors."""
-    floors = result["derived"]["floors"]
-    names = {
-        "floor_save": "save",
-        "floor_cold": "restore, cold",
-        "floor_cached": "restore, cached",
-        "floor_proven_cold": "the same into new memory with digests, cold",
-        "floor_proven_cached": "cached",
-        "floor_copy": "memcpy",
-    }
-    known = "; ".join(f"{name} {seconds(key)(floors)}" for key, name in names.items() if key in floors)
-    return f"{state_of(result)}. Floors: {known}."
+    """The state, how often, and the floors, each with all of its measurements: a disk is not as steady as their medians."""
+    if not result["rounds"]:
+        return "Nothing was measured."
+    known = "; ".join(
+        f"{name} {seconds(figure)(result['derived']['floors'])} ({_time(min(found))}–{_time(max(found))})"
+        for name, figure, *path in FLOORS
+        if (found := _measured(result, path))
+    )
+    return f"{state_of(result)}. Floors, each with the least and the most of its measurements: {known}."
+
+
+def _measured(result: Mapping[str, Any], path: Sequence[str]) -> list[float]:
+    """Every measurement of one floor, in the way that was the best of its round; none where a record lacks it."""
+    found: list[float] = []
+    for one in result["rounds"]:
+        measured = [reduce(lambda part, name: part.get(name, {}), path, floors) for floors in one["floors"]]
+        best = min(measured[0], key=lambda way: median(ways[way] for ways in measured), default=None)
+        found += [ways[best] for ways in measured if best is not None]
+    return found
 
 
 def state_of(result: Mapping[str, Any]) -> str:
@@ -110,14 +135,14 @@ def state_of(result: Mapping[str, Any]) -> str:
 
 
 def _table(result: Mapping[str, Any], columns: Sequence[Column], budgets_of: str | None) -> str:
-    """One row a subject. Columns in which nobody has a figure are left out."""
-    derived = result["derived"]
+    """One row a subject. Columns in which nobody has a figure are left out; at the size of a smoke no budget says anything."""
+    derived, judged = result["derived"], budgets_of is not None and result["size"] != "smoke"
     rows = {name: [cell(derived["subjects"].get(name, {})) for _, cell in columns] for name in result["subjects"]}
     used = [index for index in range(len(columns)) if any(row[index] != NOTHING for row in rows.values())]
-    titles = [columns[index][0] for index in used] + (["within budget"] if budgets_of else [])
+    titles = [columns[index][0] for index in used] + (["within budget"] if judged else [])
     lines = [_line(["", *titles]), _line(["---"] * (len(titles) + 1))]
     for name, row in rows.items():
-        last = [_budgets(derived["budgets"].get(name, {}), budgets_of)] if budgets_of else []
+        last = [_budgets(derived["budgets"].get(name, {}), budgets_of or "")] if judged else []
         lines.append(_line([result["subjects"][name].get("title", name), *(row[index] for index in used), *last]))
     return "\n".join(lines)
 
@@ -141,13 +166,17 @@ def _warm(result: Mapping[str, Any]) -> str:
     )
 
 
-def _failures(result: Mapping[str, Any]) -> str:
-    """Each failure once, whatever the round."""
+def failures(result: Mapping[str, Any]) -> list[str]:
+    """Each failure once, whatever the round; none where all went well."""
     whole = [f"- {name}: {description['error']}" for name, description in result["subjects"].items() if "error" in description]
     records = [record for one in result["rounds"] for record in one["records"] if "error" in record]
     parts = [f"- {result['subjects'][record['subject']]['title']}, {_operation(record)}: {record['error']}" for record in records]
-    lines = list(dict.fromkeys([*whole, *parts]))
-    return "\n".join(["Failed:\n", *lines]) if lines else ""
+    return list(dict.fromkeys([*whole, *parts]))
+
+
+def _failures(result: Mapping[str, Any]) -> str:
+    found = failures(result)
+    return "\n".join(["Failed:\n", *found]) if found else ""
 
 
 def _operation(record: Mapping[str, Any]) -> str:

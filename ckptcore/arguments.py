@@ -31,6 +31,13 @@ def check_seconds(seconds: Any) -> float:
     return float(seconds)
 
 
+def check_switch(value: Any, *, what: str) -> bool:
+    """Return `value` if it is True or False: a text such as "no" would count as True. Raises `CallError` otherwise."""
+    if not isinstance(value, bool):
+        raise CallError(f"{what} is {_kind(value)}, expected True or False")
+    return value
+
+
 def check_components(components: Any, *, what: str = "components") -> Mapping[str, Any]:
     """Return `components` if it is a mapping. Raises `CallError` otherwise."""
     if not isinstance(components, Mapping):

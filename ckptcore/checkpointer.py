@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Literal, Self
 
 from ckptcore import guarantees, ledger, notes, phases, snapshot, wants
-from ckptcore.arguments import check_components, check_init, check_like, check_seconds, check_step
+from ckptcore.arguments import check_components, check_init, check_like, check_seconds, check_step, check_switch
 from ckptcore.backend import Backend
 from ckptcore.beginning import Beginning, described, prepare
 from ckptcore.cadence import Cadence
@@ -96,6 +96,7 @@ class Checkpointer:
             guarantees.check_derived(derived)
         if keep is not None and not isinstance(keep, Keep):
             raise CallError(f"keep={keep!r}: expected Keep(last=…)")
+        check_switch(fetch_once, what="fetch_once")
         self._storage = storage or Storage()
         self._store = open_store(url, self._storage)
         self._backend, self._channel, self._clock = backend, backend.channel(), Clock()

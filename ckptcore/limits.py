@@ -22,6 +22,9 @@ BYTES_IN_FLIGHT = 256 << 20
 
 FEWEST_THREADS = 2
 MOST_THREADS = 32
+"""By default. More help where they wait for a store."""
+LARGEST_POOL = 1024
+"""Threads that somebody may ask for: with more a machine is busy with starting them, for every restore anew."""
 REQUESTS = 16
 _CGROUP = Path("/proc/self/cgroup")
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -41,8 +44,8 @@ class Limits:
 
 
 def limits(threads: int | None = None, bytes_in_flight: int | None = None) -> Limits:
-    """The limits asked for; for each that was not, the default of this machine. Raises `CallError` unless they are positive."""
-    _check("threads", threads, "a number of threads, such as 8")
+    """The limits asked for; for each that was not, the default of this machine. Raises `CallError` for what is none."""
+    _check("threads", threads, f"a number of threads up to {LARGEST_POOL}, such as 8", LARGEST_POOL)
     _check("bytes_in_flight", bytes_in_flight, "a number of bytes, such as 256 << 20")
     chosen = threads or min(max(usable_cores(), FEWEST_THREADS), MOST_THREADS)
     return Limits(
@@ -52,8 +55,8 @@ def limits(threads: int | None = None, bytes_in_flight: int | None = None) -> Li
     )
 
 
-def _check(name: str, value: int | None, expected: str) -> None:
-    if value is not None and (type(value) is not int or value < 1):
+def _check(name: str, value: int | None, expected: str, most: float = math.inf) -> None:
+    if value is not None and (type(value) is not int or not 1 <= value <= most):
         raise CallError(f"Storage({name}={value!r}): expected {expected}, or None for what suits the machine")
 
 

@@ -124,7 +124,7 @@ class Storage:
         256 MiB.
       context: TensorStore context to share caches, limits and `memory://` stores with.
 
-    Raises `CallError` for `threads` or `bytes_in_flight` that are no positive integers.
+    Raises `CallError` for `threads` or `bytes_in_flight` that are no positive integers, and for more than 1,024 threads.
 
     """
 

@@ -48,6 +48,13 @@ class Plain:
         return b"".join(values.tobytes() for _, _, values in state.each(self._size))
 
 
+class Absent(Plain):
+    """It needs a package that is not installed."""
+
+    def __init__(self) -> None:
+        raise ModuleNotFoundError("No module named 'nowhere'")
+
+
 class Several(Plain):
     """On several processes: the packages say so."""
 

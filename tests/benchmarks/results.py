@@ -65,7 +65,7 @@ def result() -> dict[str, Any]:
         "absent": {"error": "No module named 'x'"},
     }
     made: dict[str, Any] = {
-        "size": "smoke",
+        "size": "small",
         "arrays": 66,
         "bytes": NBYTES,
         "subjects": subjects,

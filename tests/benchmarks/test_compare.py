@@ -73,18 +73,36 @@ def test_what_never_ends_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.slow
 def test_a_comparison_goes_on_whatever_fails(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    names = [f"{FAKES}:Plain", f"{FAKES}:Dies", "tests.benchmarks.nowhere:Nothing"]
-    result = _run(tmp_path, "--only", ",".join(names), "--plot", str(tmp_path / "plot.svg"))
+    names = [f"{FAKES}:Plain", f"{FAKES}:Dies", f"{FAKES}:Absent"]
+    result = _run(tmp_path, "--only", ",".join(names))
     assert json.loads(json.dumps(result)) == result
-    assert result["subjects"][names[2]] == {"error": "ModuleNotFoundError: No module named 'tests.benchmarks.nowhere'"}
+    assert result["subjects"][names[2]] == {"error": "ModuleNotFoundError: No module named 'nowhere'"}
     assert result["derived"]["subjects"][names[0]]["save_ratio"]["median"] > 0
     assert "restore_cached_ratio" not in result["derived"]["subjects"][names[1]]
     text = compare.table(result)
-    assert "- tests.benchmarks.nowhere:Nothing: ModuleNotFoundError" in text
+    assert f"- {names[2]}: ModuleNotFoundError" in text
+    assert result["failed"] == 2
     assert "ended with status 7" in text
     assert str(tmp_path) not in json.dumps(result)
-    assert [path.name for path in tmp_path.iterdir()] == ["plot.svg"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_subject_nothing_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "describe", lambda name: {"error": f"{name} is not there"})
+    monkeypatch.setattr(measuring, "floors", lambda *_: pytest.fail("floors of nothing"))
+    result = _run(tmp_path, "--only", "orbax,dcp")
+    assert result["failed"] == 2
+    for text in (compare.table(result), compare.short(result)):
+        assert text == "Nothing was measured.\n\nFailed:\n\n- orbax: orbax is not there\n- dcp: dcp is not there"
+
+
+@pytest.mark.parametrize("name", ["nosuch.module:Class", f"{FAKES}:Nobody", f"{FAKES}:", ":Plain"])
+def test_a_class_that_is_not_there_is_told_first(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    compare.add_arguments(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--only", name])
+    assert f"argument --only: {name}: " in capsys.readouterr().err
 
 
 def test_each_round_starts_with_another_subject() -> None:
@@ -98,6 +116,17 @@ def test_a_name_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(SystemExit):
         parser.parse_args(["--only", "jax,speed"])
     assert "speed: expected some of jax, torch" in capsys.readouterr().err
+
+
+def test_a_plot_is_of_a_form_that_can_be_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    parser = argparse.ArgumentParser()
+    compare.add_arguments(parser)
+    assert parser.parse_args(["--plot", str(tmp_path / "x.png")]).plot == tmp_path / "x.png"
+    for name, why in (("x.jpg", "expected .png or .svg"), ("none/x.svg", "there is no folder")):
+        with pytest.raises(SystemExit):
+            parser.parse_args(["--plot", str(tmp_path / name)])
+        assert why in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

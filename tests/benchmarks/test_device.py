@@ -74,6 +74,32 @@ def test_a_section_that_fails_is_shown_and_the_rest_runs(
     assert "skipped: no CUDA device" in told
 
 
+@pytest.mark.parametrize("accelerated", [False, True])
+def test_a_dry_run_prints_no_ratios(
+    accelerated: bool,  # noqa: FBT001
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    figures = {
+        "floor_seconds": 0.0,
+        "floor_gb_per_s": 70.0,
+        "to_device_seconds": 1.0,
+        "placing_ratio_to_floor": 583.0,
+        "ratio": 2.0,
+    }
+
+    def restore(_: Bench) -> Figures:
+        return figures
+
+    monkeypatch.setattr(Fake, "accelerated", accelerated)
+    found = outcomes(monkeypatch, tmp_path, restore)
+    assert figures.items() <= found["restore"].items()
+    told = capsys.readouterr().out
+    assert "to device seconds 1.000" in told
+    assert ("583" in told, "floor" in told, "ratio 2.00" in told) == (accelerated,) * 3
+
+
 def test_sections_without_time_are_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert outcomes(monkeypatch, tmp_path, bad, good, left=0.5) == {name: {"skipped": "out of time"} for name in ("bad", "good")}
 
@@ -141,3 +167,9 @@ def test_a_framework_that_is_not_installed_is_skipped(
     monkeypatch.setattr(device, "find_spec", lambda _: None)
     assert device.main([]) == 0
     assert "skipped: jax is not installed" in capsys.readouterr().out
+
+
+def test_a_file_that_cannot_be_written_is_told_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "_framework", lambda *_: pytest.fail("it measures"))
+    with pytest.raises(SystemExit):
+        device.main(["--json", str(tmp_path / "none" / "device.json")])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import threading
+from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,18 @@ def test_all_of_it_at_a_tiny_size(tmp_path: Path) -> None:
     for point in result["dimensions"]["ranks"]["points"]:
         assert set(point["operations"]) == set(growth.OPERATIONS["ranks"])
         assert point["operations"]["commit"]["calls"]["get"] >= point["ranks"]
+
+
+def _fail_or_wait(seconds: float) -> None:
+    """Fail at once, or be busy for so long."""
+    if seconds == 0:
+        raise ValueError("interrupted")
+    threading.Event().wait(seconds)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_what_is_interrupted_ends_the_work_of_all_processes() -> None:
+    with pytest.raises(ValueError, match="interrupted"):
+        growth.Apart().map(_fail_or_wait, [(0.0,), (600.0,)])
+    assert active_children() == []

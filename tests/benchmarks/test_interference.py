@@ -57,9 +57,11 @@ def test_percentiles(percent: int, expected: float) -> None:
 
 
 def test_the_table_has_all_percentiles() -> None:
-    told = table({"bytes": 5_000_000, "rounds": 2, "derived": {"jax": derive(blocks(0.03))}})
+    result = {"size": "small", "bytes": 5_000_000, "rounds": 2, "derived": {"jax": derive(blocks(0.03))}}
+    told = table(result)
     assert "| jax, p99 | 20.0 ms | 30.0 ms | 1.50 | 1.67 | 1.00 |" in told
     assert "over budget" in told
+    assert "budget" not in table(result | {"size": "smoke"})  # its figures mean nothing
 
 
 @pytest.mark.whole

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,6 +67,27 @@ def test_what_an_hour_of_waiting_costs_at_most() -> None:
     hours = {ranks: requests.hourly(ranks) for ranks in (8, 1024, 16384)}
     assert all(each["rank 0"] < 800 for each in hours.values())
     assert hours[16384]["other rank"] < hours[1024]["other rank"] < hours[8]["other rank"] < 400
+
+
+def test_what_is_asked_for_is_estimated() -> None:
+    fitted = requests.fit([measured(1), measured(2), measured(8), measured(2, 100)])
+    one, five = (requests.per_save(fitted, "save", 16, 1, objects=objects) for objects in (1, 5))
+    assert {method: five[method] - one[method] for method in one} == {"GET": 64, "PUT": 64, "HEAD": 0, "LIST": 0, "DELETE": 0}
+    older = {"per_save": [{"ranks": 16, "operation": "save", "requests": five}], "prices": {}}
+    assert requests._costs(older).startswith("One save by all ranks, 100 arrays, one object of data a rank, by the formulas:")
+    assert "1,000 arrays, 5 objects of data a rank," in requests._costs(older | {"arrays": 1000, "objects": 5})
+
+
+@pytest.mark.whole
+@pytest.mark.timeout(300)
+def test_a_job_of_ones_own(tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    requests.add_arguments(parser)
+    given = parser.parse_args(["--ranks", "3,5", "--arrays", "7", "--objects", "2"])
+    result = requests.run(argparse.Namespace(smoke=True, dir=tmp_path, **vars(given)))
+    assert [row["ranks"] for row in result["per_save"]] == [3, 3, 5, 5]
+    assert set(result["per_hour"]) == {"3", "5"}
+    assert "7 arrays, 2 objects of data a rank" in requests.table(result)
 
 
 def test_prices() -> None:

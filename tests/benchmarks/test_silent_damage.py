@@ -22,6 +22,15 @@ def test_every_outcome_is_told_apart(tmp_path: Path) -> None:
     assert silent_damage.outcome(lambda _: {"x": np.arange(3.0) + 1}, tmp_path, state) == "silently wrong"
 
 
+def test_no_tries_are_nonsense(capsys: pytest.CaptureFixture[str]) -> None:
+    silent_damage = pytest.importorskip("benchmarks.silent_damage")
+    parser = argparse.ArgumentParser()
+    silent_damage.add_arguments(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--tries", "0"])
+    assert "argument --tries: " in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_none_is_silent_here(tmp_path: Path) -> None:
     silent_damage = pytest.importorskip("benchmarks.silent_damage")

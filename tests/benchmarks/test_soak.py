@@ -51,6 +51,14 @@ def test_what_grows_by_design_is_shown_and_not_judged() -> None:
     assert records["per_100_saves"] == pytest.approx(200)
 
 
+def test_a_smoke_is_not_judged() -> None:
+    result = {"saves": 8, "every": 2, "rows": {"jax": soak.rows(samples(threads=9.0))}}
+    assert "| **no** |" in soak.table(result)
+    text = soak.table(result | {"smoke": True})
+    assert "**no**" not in text
+    assert "may rise by" not in text
+
+
 @pytest.mark.slow
 def test_all_of_it(tmp_path: Path) -> None:
     parser = argparse.ArgumentParser()
@@ -60,4 +68,5 @@ def test_all_of_it(tmp_path: Path) -> None:
     assert judged["descriptors"] is True
     table = soak.table(result)
     assert table.startswith("jax: 8 saves")
-    assert "grows by design" in table
+    assert "flat" not in table
+    assert "grows by design" in soak.table(result | {"smoke": False})

@@ -103,6 +103,14 @@ def test_the_table_says_what_is_within_budget(result: dict[str, Any]) -> None:
     assert "| 1.00 |" in fast
 
 
+def test_a_smoke_is_not_judged(result: dict[str, Any]) -> None:
+    assert "✗" in tables.full(result)
+    text = tables.full(result | {"size": "smoke"})
+    assert "budget" not in text
+    assert "✗" not in text
+    assert "| Fast | 1.00 |" in text
+
+
 def test_the_table_names_what_failed_and_why(result: dict[str, Any]) -> None:
     text = tables.full(result)
     assert "- absent: No module named 'x'" in text
@@ -113,7 +121,19 @@ def test_the_table_names_what_failed_and_why(result: dict[str, Any]) -> None:
 def test_the_table_has_settings_and_floors(result: dict[str, Any]) -> None:
     text = tables.full(result)
     assert "- Fast: as Fast comes (jax 1.0)" in text
-    assert "66 arrays, 1 MB; 2 rounds, median (least–most). Floors: save 1.50 s; restore, cold 1.50 s" in text
+    assert "66 arrays, 1 MB; 2 rounds, median (least–most). Floors, each with the least and the most" in text
+    assert ": save 1.50 s (1.00 s–18.00 s); restore, cold 1.50 s (1.00 s–18.00 s); " in text
+
+
+def test_a_floor_is_measured_in_the_way_that_is_the_best_of_its_round(result: dict[str, Any]) -> None:
+    for one, seconds in zip(result["rounds"], ([0.9, 1.0, 1.1], [3.0, 2.0, 2.5]), strict=True):
+        one["floors"] = [results.floors(1.0) for _ in seconds]
+        for floors, found in zip(one["floors"], seconds, strict=True):
+            floors["save"] = {"one-file": 0.5 if found == 0.9 else 9.0, "files-2": found}
+            del floors["proven"]
+    text = tables.heading(result)
+    assert "save 1.50 s (900 ms–3.00 s);" in text
+    assert "digests" not in text
 
 
 def test_columns_without_figures_are_left_out(result: dict[str, Any]) -> None:

@@ -48,6 +48,13 @@ def test_a_mixed_up_call_is_told_what_to_pass(call: Callable[[Any], Any], messag
     assert contents(place) == {}
 
 
+@pytest.mark.parametrize(("value", "kind"), [("yes", "a str"), ("", "a str"), (1, "an int"), (None, "NoneType")])
+def test_a_switch_is_true_or_false(value: Any, kind: str, place: Path) -> None:
+    with pytest.raises(CallError, match=f"fetch_once is {kind}, expected True or False"):
+        checkpointer(place, fetch_once=value)
+    assert contents(place) == {}
+
+
 def test_what_init_returns_is_checked_too(place: Path) -> None:
     with checkpointer(place) as saver, pytest.raises(CallError, match=r"what init\(\) returned is a list"):
         saver.restore_or_init(lambda: [1], like={})  # pyright: ignore[reportArgumentType, reportReturnType]

@@ -46,6 +46,13 @@ def test_a_limit_is_a_positive_integer(name: str, value: Any) -> None:
         Storage(**{name: value})
 
 
+def test_more_threads_than_any_machine_wants_are_a_mistake() -> None:
+    assert Storage(threads=1024).limits().threads == 1024
+    with pytest.raises(CallError, match=r"Storage\(threads=1000000\): expected a number of threads up to 1024, such as 8"):
+        Storage(threads=10**6)
+    assert Storage(bytes_in_flight=1 << 40).limits().bytes_in_flight == 1 << 40
+
+
 # The cores
 
 
