@@ -41,9 +41,10 @@ def test_the_loop_resumes_and_can_be_read_beside(tmp_path: Path) -> None:
 
 
 def run_on_two(program: Path) -> subprocess.CompletedProcess[str]:
-    """A program of two ranks."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(program)]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    """A program of two ranks. Without `python -u`, as torchrun starts it, each of them writes whole lines."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*torchrun, "--no-python", sys.executable, str(program)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": ""}
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=False)
 
 
