@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from ckptcore import ledger
 from ckptcore.attempts import Attempt, AttemptIncident, AttemptNode, AttemptPlan, Attempts, Cause, Supervisor
 from ckptcore.clock import Clock
-from ckptcore.errors import CheckpointError, DamageError, NotFound, StoreUnavailable
+from ckptcore.errors import CheckpointError, DamageError, NotFound, StoreError, StoreFull, StoreUnavailable
 from ckptcore.events import log
 from ckptcore.history import History
 from ckptcore.incarnations import newest_claimed
@@ -22,7 +22,7 @@ from ckptsupervise.timeline import Instant, Timeline
 from ckptsupervise.watching import Watched
 
 PATIENCE = 900.0
-"""Seconds to wait for a store that does not answer."""
+"""Seconds to wait for a store that does not answer, refuses, or has no room."""
 NOTE = 30.0
 """Seconds at the end of an attempt for what is recorded on the side."""
 
@@ -33,7 +33,8 @@ T = TypeVar("T")
 class Accounts:
     """The run's store, as supervisor `own` uses it on `node`.
 
-    `waiting` is called, with the reason, when the store is away; it is not waited for when `hurried` says so.
+    `waiting` is called, with the reason, when the store fails. That is waited for whatever it is, since it may be mended, unless
+    `hurried` says otherwise, or the store refuses the very first call: then its URL may be wrong.
     """
 
     store: Store
@@ -47,6 +48,7 @@ class Accounts:
         self._attempts = Attempts(self.store, clock=self.clock)
         self._aside = ThreadPoolExecutor(1, "accounts")
         self._noted: Future[Any] | None = None
+        self._answered = False
 
     def load(self) -> list[Attempt]:
         """All attempts so far."""
@@ -188,11 +190,15 @@ class Accounts:
     def _patiently(self, work: Callable[[], T]) -> T:
         for left in self.clock.polls(PATIENCE, first=0.5, most=15.0):
             try:
-                return work()
-            except StoreUnavailable as error:
-                if left <= 0 or self.hurried():
+                found = work()
+            except StoreError as error:
+                may_pass = self._answered or isinstance(error, StoreUnavailable | StoreFull)
+                if left <= 0 or self.hurried() or not may_pass:
                     raise
-                self.waiting(f"the store does not answer: {error}")
+                self.waiting(f"waiting for the store: {error}")
+            else:
+                self._answered = True
+                return found
         raise StoreUnavailable(f"{self.store.url} does not answer")
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from ckptcore.attempts import Attempt, AttemptPlan, Attempts, Supervisor
 from ckptcore.clock import Clock
-from ckptcore.errors import CheckpointError, StoreUnavailable
+from ckptcore.errors import CheckpointError, StoreError
 from ckptcore.names import GenerationId
 from ckptcore.store import Storage, Store
 from ckptsupervise.accounts import Accounts
@@ -65,7 +65,9 @@ class SuperviseNodes:
     top: Path | None = None
 
     def run(self) -> Result:
-        """Supervise to the end. Raises `CallError` if `host` is no address of this node, `StoreError` if the store is away."""
+        """Supervise to the end. Raises `CallError` if `host` is no address of this node, `StoreError` if the store fails for too
+        long.
+        """
         own = Supervisor(nonce=self.clock.nonce(), host=socket.gethostname(), pid=os.getpid())
         endpoint = Endpoint(self.host, silence=self.waits.silence)
         try:
@@ -117,8 +119,9 @@ class _Part:
                 self._tell("left-over", f"{lost.found} processes of a supervisor that has died were ended")
         try:
             result = self._attempts()
-        except StoreUnavailable:
-            if not self._job.asked.signals:
+        except CheckpointError as error:
+            if not (isinstance(error, StoreError) and self._job.asked.signals):
+                self._tell("given-up", f"supervision ends: {error}")
                 raise
             result = self._result(Over(reason="preempted", message="told to stop"))
         finally:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from ckptcore.attempts import Attempt, AttemptPlan, Supervisor
 from ckptcore.clock import Clock
-from ckptcore.errors import CheckpointError, StoreUnavailable
+from ckptcore.errors import CheckpointError, StoreError
 from ckptcore.names import GenerationId
 from ckptcore.store import Storage, Store
 from ckptsupervise.accounts import Accounts, taken_by
@@ -66,7 +66,7 @@ class Supervise:
     top: Path | None = None
 
     def run(self) -> Result:
-        """Supervise the job to its end. Raises a `StoreError` if the store is away for too long."""
+        """Supervise the job to its end. Raises a `StoreError` if the store fails for too long."""
         own = Supervisor(nonce=self.clock.nonce(), host=socket.gethostname(), pid=os.getpid())
         home = Home.make(self.store.url, own.nonce, top=self.top)
         try:
@@ -96,8 +96,9 @@ class _Supervision:
         """Attempts, until the policy says stop, or somebody else has the run."""
         try:
             result = self._attempts()
-        except StoreUnavailable:
-            if not self._job.asked.signals:
+        except CheckpointError as error:
+            if not (isinstance(error, StoreError) and self._job.asked.signals):
+                self._tell("given-up", f"supervision ends: {error}")
                 raise
             result = self._preempted()
         finally:

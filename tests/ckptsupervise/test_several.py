@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from ckptcore.attempts import Attempts, Supervisor
+from ckptcore.errors import StoreError
 from ckptsupervise import following, links, rendezvous
+from tests.ckptcore.failing import FaultyStore
 from tests.ckptcore.support import file_store
 from tests.ckptsupervise.nodes import Nodes, done, failing, nodes, train
 
@@ -229,3 +231,12 @@ def test_a_supervisor_of_one_node_takes_the_run(job: Nodes) -> None:
     Attempts(file_store(job.place / "run")).plan(2, supervisor=other, slots=[0], nodes=["elsewhere"], cause="start")
     assert {node.result.reason for node in (a, b) if node.join() and node.result} == {"superseded"}
     assert job.outcomes() == ["superseded", None]
+
+
+def test_a_store_that_refuses_ends_with_an_event(job: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusing = FaultyStore(file_store(job.place / "run"), lambda *_: True, lambda: StoreError("no such bucket"))
+    monkeypatch.setattr("tests.ckptsupervise.nodes.file_store", lambda _: refusing)
+    node = job.start("a")
+    assert node.join() is None
+    assert isinstance(node.error, StoreError)
+    assert [(told.event, told.message) for told in node.told] == [("given-up", "supervision ends: no such bucket")]

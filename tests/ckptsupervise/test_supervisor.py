@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ckptcore.attempts import Attempt, Attempts, Supervisor
-from ckptcore.errors import StoreUnavailable
+from ckptcore.errors import Damaged, StoreError, StoreFull, StoreUnavailable
 from ckptcore.incarnations import undecided
 from ckptcore.names import GenerationId
 from ckptcore.store import Storage
@@ -336,3 +336,44 @@ def test_a_store_that_stays_away_is_not_waited_for_for_ever(world: World) -> Non
     with pytest.raises(StoreUnavailable):
         world.supervise(finishing)
     assert PATIENCE <= world.clock.now - started <= PATIENCE + 60
+    assert world.told[-1].event == "given-up"
+    assert "injected: no answer" in world.told[-1].message
+
+
+@pytest.mark.parametrize("error", [StoreFull, StoreError, StoreUnavailable])
+@pytest.mark.parametrize("record", ["plan.json", "end.json"])
+def test_what_a_store_refuses_to_record_is_recorded_once_it_is_mended(world: World, record: str, error: type[StoreError]) -> None:
+    broken = FaultyStore(world.store, lambda _, key: key.endswith(record), lambda: error("no room"), times=3)
+    world.store = broken
+    assert world.supervise(finishing).reason == "finished"
+    assert (broken.left, world.outcomes()) == (0, ["finished"])
+    waiting = [told.message for told in world.told if told.event == "waiting"]
+    assert waiting
+    assert set(waiting) == {"waiting for the store: no room"}
+
+
+def test_a_store_that_is_full_from_the_start_is_waited_for(world: World) -> None:
+    world.store = FaultyStore(world.store, lambda *_: True, lambda: StoreFull("no room"), times=3)
+    assert world.supervise(finishing).reason == "finished"
+
+
+@pytest.mark.parametrize("error", [StoreError("no such bucket"), Damaged("not what it was")])
+def test_what_cannot_be_waited_for_ends_with_an_event(world: World, error: Exception) -> None:
+    world.store = FaultyStore(world.store, lambda *_: True, lambda: error)
+    with pytest.raises(type(error)):
+        world.supervise(finishing)
+    assert [(told.event, told.message) for told in world.told] == [("given-up", f"supervision ends: {error}")]
+    assert world.clock.now < 1000 + PATIENCE / 10
+
+
+def test_a_full_store_does_not_keep_from_stopping(world: World) -> None:
+    world.store = FaultyStore(world.store, lambda _, key: key.endswith("end.json"), lambda: StoreFull("no room"), times=10**6)
+
+    def script(run: FakeRunning, seconds: float) -> None:
+        plain(run, seconds)
+        if seconds >= 3 and not world.asked.signals:
+            world.asked.take(signal.SIGTERM)
+
+    assert world.supervise(script).reason == "preempted"
+    assert world.told[-1].event == "preempted"
+    assert world.clock.now < 1000 + PATIENCE / 10
