@@ -181,6 +181,7 @@ class _Part:
                 clock=self._clock,
                 take_stacks=running.stacks,
                 read=running.beats,
+                unusable=running.unusable,
                 room=room.why,
                 lost=running.lost,
             ).run()

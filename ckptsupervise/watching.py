@@ -84,7 +84,8 @@ class Watched:
 class Watch:
     """Watches one attempt. `grows_at`: when more ranks are possible. `can_drain`: whether the job could do with one rank less.
 
-    Of several nodes: `read` says how beats of all ranks are had, `room` why there is room for more, `lost` which node was lost.
+    Of several nodes: `read` says how beats of all ranks are had, `unusable` why they are not, `room` why there is room for more,
+    `lost` which node was lost.
     """
 
     def __init__(
@@ -102,13 +103,14 @@ class Watch:
         clock: Clock | None = None,
         take_stacks: Callable[[Mapping[int, int], Path], str] = stacks.of_ranks,
         read: Callable[[Path], list[Beat]] = heartbeat.read,
+        unusable: Callable[[Path], str] = heartbeat.unusable,
         room: Callable[[], str] = lambda: "",
         lost: Callable[[], LostNode | None] = lambda: None,
     ) -> None:
         self._running, self._order, self._limits, self._asked = running, order, limits, asked
         self._grows_at, self._can_drain = grows_at, can_drain
         self._listener, self._on_recovered, self._stacks = listener, on_recovered, take_stacks
-        self._read, self._room, self._lost = read, room, lost
+        self._read, self._unusable, self._room, self._lost = read, unusable, room, lost
         self._clock = clock or Clock()
         self._size = len(order.slots)
         self._timeline = Timeline(launched=running.launched, size=self._size, target=target)
@@ -117,7 +119,7 @@ class Watch:
         self._stopping: Stopping | None = None
         self._straggler: int | None = None
         self._hangs: list[Hang] = []
-        self._stack = ""
+        self._stack = self._unheard = ""
         self._looked = self._resumed = running.launched
         self._asked_at: float | None = None
         self._signalled: set[int] = set()
@@ -136,6 +138,7 @@ class Watch:
         if now - self._looked > PAUSE:
             self._resumed = now
         self._looked = now
+        self._check_heard(now)
         beats = self._read(self._order.folder)
         self._follow(beats)
         gone = self._running.gone()
@@ -145,7 +148,7 @@ class Watch:
         self._check_lost(now)
         self._check_failed(now, gone)
         if self._kill_at is None:
-            self._check_hung(now, beats, gone)
+            self._check_hung(now, gone)
         if self._kill_at is None:
             self._check_slow(now, beats, gone)
             self._check_growth(now, gone)
@@ -158,6 +161,16 @@ class Watch:
             step, seconds = self._timeline.last_step, self._timeline.recovered - self._timeline.launched
             self._tell("recovered", f"training is at step {step}, {seconds:.1f} s after the launch", step=step, seconds=seconds)
             self._on_recovered(self._timeline)
+
+    def _check_heard(self, now: float) -> None:
+        """While heartbeats cannot be written, nobody's silence says anything."""
+        why = self._unusable(self._order.folder)
+        if why:
+            self._resumed = now
+        if why != self._unheard:
+            self._unheard = why
+            trouble = f"no heartbeat can be written, so no hang is found: {why}"
+            self._tell("warning", trouble if why else "heartbeats can be written again")
 
     def _check_asked(self, now: float, gone: Sequence[Gone]) -> None:
         if self._asked.signals and self._stopping != "preempted":
@@ -187,8 +200,8 @@ class Watch:
             told = failed.status == 128 + signal.SIGTERM  # it was asked to end by somebody else, and so were all: they are done
             self._kill_at = now + (self._limits.grace if told else self._limits.patience)
 
-    def _check_hung(self, now: float, beats: Sequence[Beat], gone: Sequence[Gone]) -> None:
-        found = hung(self._all(beats, gone), now, self._limits.deadlines)
+    def _check_hung(self, now: float, gone: Sequence[Gone]) -> None:
+        found = hung(self._all(gone), now, self._limits.deadlines)
         if not found:
             return
         self._hangs, self._detected = found, now
@@ -243,18 +256,18 @@ class Watch:
             self._tell("killing", "what is left is killed")
         self._running.kill()
 
-    def _all(self, beats: Sequence[Beat], gone: Sequence[Gone]) -> list[Beat]:
-        """The newest beats of the ranks that run. One that has not told anything yet has been in `init` since the launch.
+    def _all(self, gone: Sequence[Gone]) -> list[Beat]:
+        """The last beats known of the ranks that run. One that has not told anything yet has been in `init` since the launch.
 
-        If nobody has looked for a while (the machine slept), no rank is silent for longer than since then.
+        If nobody has looked for a while (the machine slept), or ranks could not be heard, none is silent for longer than since
+        then.
         """
         ended = {each.rank for each in gone}
-        known = {beat.rank: beat for beat in beats}
         pids, launched = self._running.processes(), self._running.launched
         silent = {
             rank: Beat(rank=rank, pid=pids.get(rank, 0), phase="init", at=launched, since=launched) for rank in range(self._size)
         }
-        found = [beat for rank, beat in sorted((silent | known).items()) if rank not in ended]
+        found = [beat for rank, beat in sorted({**silent, **self._timeline.beats}.items()) if rank not in ended]
         return [structs.replace(beat, at=max(beat.at, self._resumed)) for beat in found]
 
     def _end(self) -> Watched:
