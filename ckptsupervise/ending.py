@@ -184,7 +184,8 @@ class _Case:
         ended = [each for each in self.exits if each.status and each not in blaming and each.rank in self.beats]
         behind = min((self._position(each.rank) for each in blaming), default=(0, 0))
         killed = {each.rank for each in ended if each.signal == signal.SIGKILL or self._position(each.rank) < behind}
-        return min(named or killed, key=self._behind, default=None)
+        finished = {each.rank for each in self.exits if each.status == 0}  # it was not what they missed
+        return min((named - finished) or killed, key=self._behind, default=None)
 
     def _is_vague(self, gone: Exit) -> bool:
         return gone.signal in (None, signal.SIGABRT) and not lastwords.exception(gone.words)
