@@ -67,6 +67,8 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     """The step that this process started from, 0 for a fresh start; None before that."""
     incarnation: int | None = None
     """What this job has claimed of the run; None before that."""
+    run: str | None = None
+    """The run's ID; None before that."""
     marks: dict[str, float] = {}
     """When the rank first came to `init`, `restore`, `restored` (the end of that), and `first-step` (completed)."""
 
@@ -144,6 +146,7 @@ class Pulse:
         self._step: int | None = None
         self._restored: int | None = None
         self._incarnation: int | None = None
+        self._run: str | None = None
         self._steps = 0
         self._seconds: float | None = None
         self._told = self._failed = False
@@ -184,9 +187,9 @@ class Pulse:
                     self._blocked += self._now() - started
                 self._enter(before)
 
-    def opened(self, incarnation: int) -> None:
-        """The run is open for writing: this job's claim has that number."""
-        self._incarnation = incarnation
+    def opened(self, incarnation: int, run: str) -> None:
+        """The run, which has that ID, is open for writing: this job's claim has that number."""
+        self._incarnation, self._run = incarnation, run
 
     def restored(self, step: int) -> None:
         """The state after `step` updates is in place: what follows are this process's own steps."""
@@ -246,6 +249,7 @@ class Pulse:
             blocked=self._blocked,
             restored_step=self._restored,
             incarnation=self._incarnation,
+            run=self._run,
             marks=self._marks,
         )
         try:

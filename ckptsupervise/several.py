@@ -128,7 +128,7 @@ class _Part:
             self._rendezvous.close()
             self._accounts.close()
         event: Event = "given-up" if result.reason == "no-progress" else result.reason
-        self._tell(event, result.message, details=list(result.details))
+        self._tell(event, result.message, details=[*result.details, *filter(None, [self._accounts.elsewhere])])
         return result
 
     def _attempts(self) -> Result:
@@ -177,6 +177,7 @@ class _Part:
                 grows_at=self._grows_at(plan, history),
                 can_drain=job.policy.can_drop(plan),
                 listener=job.listener,
+                on_opened=lambda run, claimed: self._accounts.opened(run, claimed, lambda text: self._tell("warning", text)),
                 on_recovered=lambda timeline: self._accounts.recovered(plan.attempt, timeline, self._now()),
                 clock=self._clock,
                 take_stacks=running.stacks,

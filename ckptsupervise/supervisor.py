@@ -104,7 +104,7 @@ class _Supervision:
         finally:
             self._accounts.close()
         event: Event = "given-up" if result.reason == "no-progress" else result.reason
-        self._tell(event, result.message, details=list(result.details))
+        self._tell(event, result.message, details=[*result.details, *filter(None, [self._accounts.elsewhere])])
         return result
 
     def _attempts(self) -> Result:
@@ -169,6 +169,7 @@ class _Supervision:
             grows_at=job.policy.grows_at(self._history, plan.slots),
             can_drain=job.policy.can_drop(plan.slots),
             listener=job.listener,
+            on_opened=lambda run, claimed: self._accounts.opened(run, claimed, lambda text: self._tell("warning", text)),
             on_recovered=lambda timeline: self._accounts.recovered(plan.attempt, timeline, self._now()),
             clock=self._clock,
         ).run()

@@ -84,6 +84,8 @@ class Watched:
 class Watch:
     """Watches one attempt. `grows_at`: when more ranks are possible. `can_drain`: whether the job could do with one rank less.
 
+    `on_opened` is called with the run that ranks have opened, and what they have claimed of it, once in an attempt.
+
     Of several nodes: `read` says how beats of all ranks are had, `unusable` why they are not, `room` why there is room for more,
     `lost` which node was lost.
     """
@@ -99,6 +101,7 @@ class Watch:
         grows_at: float | None = None,
         can_drain: bool = False,
         listener: Listener = lambda _: None,
+        on_opened: Callable[[str, int], None] = lambda _run, _incarnation: None,
         on_recovered: Callable[[Timeline], None] = lambda _: None,
         clock: Clock | None = None,
         take_stacks: Callable[[Mapping[int, int], Path], str] = stacks.of_ranks,
@@ -109,7 +112,7 @@ class Watch:
     ) -> None:
         self._running, self._order, self._limits, self._asked = running, order, limits, asked
         self._grows_at, self._can_drain = grows_at, can_drain
-        self._listener, self._on_recovered, self._stacks = listener, on_recovered, take_stacks
+        self._listener, self._on_opened, self._on_recovered, self._stacks = listener, on_opened, on_recovered, take_stacks
         self._read, self._unusable, self._room, self._lost = read, unusable, room, lost
         self._clock = clock or Clock()
         self._size = len(order.slots)
@@ -125,7 +128,7 @@ class Watch:
         self._signalled: set[int] = set()
         self._detected: float | None = None
         self._kill_at: float | None = None
-        self._killing = self._told_lost = False
+        self._killing = self._told_lost = self._opened = False
 
     def run(self) -> Watched:
         """Look again and again until all ranks have ended, then end what they have left."""
@@ -156,6 +159,10 @@ class Watch:
             self._kill()
 
     def _follow(self, beats: Sequence[Beat]) -> None:
+        opened = next(((beat.run, beat.incarnation) for beat in beats if beat.run and beat.incarnation), None)
+        if opened and not self._opened:
+            self._opened = True
+            self._on_opened(*opened)
         before, self._timeline = self._timeline, self._timeline.seen(beats)
         if before.recovered is None and self._timeline.recovered is not None:
             step, seconds = self._timeline.last_step, self._timeline.recovered - self._timeline.launched

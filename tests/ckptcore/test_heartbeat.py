@@ -247,6 +247,7 @@ def test_a_process_that_is_forked_off_tells_nothing(tmp_path: Path, hand: Hand, 
         blocked=st.floats(0, 1e6),
         restored_step=st.none() | st.integers(0, 10**12),
         incarnation=st.none() | st.integers(1, 999_999),
+        run=st.none() | st.uuids().map(str),
         marks=st.dictionaries(st.sampled_from(["init", "restore", "restored", "first-step"]), st.floats(0, 1e9)),
     )
 )
