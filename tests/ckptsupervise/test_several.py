@@ -240,3 +240,35 @@ def test_a_store_that_refuses_ends_with_an_event(job: Nodes, monkeypatch: pytest
     assert node.join() is None
     assert isinstance(node.error, StoreError)
     assert [(told.event, told.message) for told in node.told] == [("given-up", "supervision ends: no such bucket")]
+
+
+def test_a_node_that_comes_when_the_job_has_finished_ends_as_well(job: Nodes) -> None:
+    job.waits = replace(job.waits, alone=1.0, enough=30.0)
+    for node in [job.start(name, done(0.5), min_nnodes=2) for name in "ab"]:
+        node.join()
+    late = job.start("b", min_nnodes=2)
+    result = late.join()
+    assert result is not None
+    assert result.reason == "finished"
+    assert "attempt 1 finished at 20" in result.message
+    assert "no other node has come" in result.message
+    assert any("attempt 1 finished at 20" in each and "1 of 2 nodes (2 at least)" in each for each in late.said[:-1])
+    assert job.outcomes() == ["finished"]
+
+
+def test_a_finished_job_that_is_started_again_on_all_nodes_goes_on(job: Nodes) -> None:
+    job.waits = replace(job.waits, alone=60.0)
+    for _ in range(2):
+        found = [job.start(name, done(0.5), min_nnodes=2) for name in "ab"]
+        assert [node.result.reason for node in found if node.join() and node.result] == ["finished"] * 2
+    assert job.outcomes() == ["finished", "finished"]
+
+
+def test_nodes_that_are_too_few_to_go_on_with_a_finished_job_say_so(job: Nodes) -> None:
+    job.waits = replace(job.waits, alone=3.0, enough=4.0)
+    for node in [job.start(name, done(0.5), nnodes=3, min_nnodes=3) for name in "abc"]:
+        node.join()
+    found = [job.start(name, nnodes=3, min_nnodes=3) for name in "ab"]
+    a = found[0].join()
+    assert a is not None
+    assert (a.reason, "2 of 3 nodes" in a.message) == ("no-progress", True)
