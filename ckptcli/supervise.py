@@ -105,7 +105,8 @@ def supervise(
 
     Each rank is a process of COMMAND, for which `jaxckpt.initialize()` or `torchckpt.initialize()` sets the framework up. A slot
     whose ranks keep failing is left out, as long as --min-nproc remain. SIGTERM makes the job save and end. Exit status 0 if
-    the job has finished, 1 if it made no progress, 6 if another job has the run, 143 after SIGTERM.
+    the job has finished, 1 if it made no progress, 3 if the store failed for too long, 6 if another job has the run, 143 after
+    SIGTERM.
     """
     asked = Asked()
     given = settings(context)

@@ -441,7 +441,7 @@ class Checkpointer:
             node = NodeStore.of(self._local, session.run_id, self._clock)
             self._copies = Copies.open(self._store, node, self._channel, self._on_event, timeout=AGREEMENT_TIMEOUT)
         self._session, self._latest, self._attempts, self._remapped = session, base, {}, False
-        self._pulse.opened(session.incarnation.number)
+        self._pulse.opened(session.incarnation.number, session.run_id)
         self._history = History(self._store, session.incarnation.run)
         self._untidy = True  # what the incarnations before have left is not collected yet
         self._last_step = base.generation.step if base else 0

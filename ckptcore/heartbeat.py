@@ -1,12 +1,14 @@
-"""What each rank of a job tells of itself while it works: one small file on its node, replaced at every sign of progress.
+"""What each rank of a job tells of itself while it works: one small file on its node, overwritten at every sign of progress.
 
 Nothing here depends on who reads it, and nothing is written unless `CKPT_HEARTBEATS` names a folder. Only the thread that
 trains beats: a beat from the background would hide a hang. A beat is never in the way: it is not synced, draws nothing from
-Python's random state, and an error while it is written is logged once.
+Python's random state, and an error while it is written is logged once. It is written in place, in room that the first one has
+taken: a folder that others have filled does not make a rank fall silent.
 """
 
 from __future__ import annotations
 
+import errno
 import faulthandler
 import os
 import re
@@ -17,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
+from zlib import crc32
 
 import msgspec
 from msgspec import Meta
@@ -38,11 +41,13 @@ error that leaves the `with` does not change the phase."""
 Moment = Annotated[float, Meta(ge=0, le=1e10)]
 """Seconds, fewer than a date can tell."""
 
-MOST_BYTES = 65_536
-"""Bytes of a beat at most."""
+SIZE = 1024
+"""Bytes of a beat's file: twice what a beat takes, and no more than a block of any file system."""
 
 _MOST_STEPS = 999_999_999_999
-_NAME = re.compile(r"rank-(\d+)\.json")
+_NAME = re.compile(r"rank-(\d+)\.beat")
+_TRIES = 10
+"""How often a beat is read that is being written."""
 
 
 class Beat(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,13 +73,15 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     """The step that this process started from, 0 for a fresh start; None before that."""
     incarnation: int | None = None
     """What this job has claimed of the run; None before that."""
+    run: str | None = None
+    """The run's ID; None before that."""
     marks: dict[str, Moment] = {}
     """When the rank first came to `init`, `restore`, `restored` (the end of that), and `first-step` (completed)."""
 
 
 def beat_file(folder: str | os.PathLike[str], rank: int) -> Path:
     """Where the newest beat of a rank lies."""
-    return Path(folder, f"rank-{rank}.json")
+    return Path(folder, f"rank-{rank}.beat")
 
 
 def stack_file(folder: str | os.PathLike[str], rank: int) -> Path:
@@ -83,15 +90,21 @@ def stack_file(folder: str | os.PathLike[str], rank: int) -> Path:
 
 
 def write(folder: str | os.PathLike[str], beat: Beat) -> None:
-    """Replace the beat of a rank. A reader finds the one before or this one, whole. Raises `OSError`."""
-    path = os.fspath(folder) + f"/rank-{beat.rank}.json"
-    temporary = f"{path}.{beat.pid}"
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    """Write the beat of a rank over the one before. A reader sees whether what it finds is whole. Raises `OSError`."""
+    _overwrite(os.fspath(folder) + f"/rank-{beat.rank}.beat", _encode(beat))
+
+
+def unusable(folder: str | os.PathLike[str]) -> str:
+    """Why no rank could beat in `folder` now, or nobody hear it; empty if that works.
+
+    What it writes itself is as large as a beat, and stays where it is, too: so it finds what a rank would.
+    """
+    path, text = os.fspath(folder) + "/probe", b"%f" % time.monotonic()
     try:
-        os.write(handle, _encode(beat))
-    finally:
-        os.close(handle)
-    os.replace(temporary, path)  # noqa: PTH105 -- this is done at every step: a `Path` would cost as much as the rest
+        _overwrite(path, text)
+        return "" if _whole(path) == text else f"{path} is not what was just written"
+    except OSError as error:
+        return str(error)
 
 
 def begin(folder: str | os.PathLike[str], rank: int) -> None:
@@ -101,23 +114,23 @@ def begin(folder: str | os.PathLike[str], rank: int) -> None:
 
 
 def read(folder: str | os.PathLike[str]) -> list[Beat]:
-    """The newest beat of each rank, by rank. What is gone, or is no beat, is left out."""
+    """The newest beat of each rank, by rank. What is gone, cannot be read, or is no beat, is left out."""
     try:
-        files = list(Path(folder).iterdir())
-    except FileNotFoundError:
+        found = os.listdir(folder)  # noqa: PTH208 - names are all that is needed
+    except OSError:
         return []
-    ranks = sorted(int(match[1]) for file in files if (match := _NAME.fullmatch(file.name)))
+    ranks = sorted(int(match[1]) for name in found if (match := _NAME.fullmatch(name)))
     return [beat for rank in ranks if (beat := read_one(folder, rank)) is not None]
 
 
 def read_one(folder: str | os.PathLike[str], rank: int) -> Beat | None:
     """The newest beat of one rank; None if there is none, or what is there is no beat."""
     try:
-        with beat_file(folder, rank).open("rb") as file:
-            beat = _decode(file.read(MOST_BYTES))
+        text = _whole(beat_file(folder, rank))
+        beat = None if text is None else _decode(text)
     except (OSError, msgspec.MsgspecError, RecursionError):
         return None
-    return beat if beat.rank == rank else None
+    return beat if beat is not None and beat.rank == rank else None
 
 
 class Pulse:
@@ -139,6 +152,7 @@ class Pulse:
         self._step: int | None = None
         self._restored: int | None = None
         self._incarnation: int | None = None
+        self._run: str | None = None
         self._steps = 0
         self._seconds: float | None = None
         self._told = self._failed = False
@@ -179,9 +193,9 @@ class Pulse:
                     self._blocked += self._now() - started
                 self._enter(before)
 
-    def opened(self, incarnation: int) -> None:
-        """The run is open for writing: this job's claim has that number."""
-        self._incarnation = incarnation
+    def opened(self, incarnation: int, run: str) -> None:
+        """The run, which has that ID, is open for writing: this job's claim has that number."""
+        self._incarnation, self._run = incarnation, run
 
     def restored(self, step: int) -> None:
         """The state after `step` updates is in place: what follows are this process's own steps."""
@@ -241,6 +255,7 @@ class Pulse:
             blocked=self._blocked,
             restored_step=self._restored,
             incarnation=self._incarnation,
+            run=self._run,
             marks=self._marks,
         )
         try:
@@ -258,6 +273,30 @@ _decode = msgspec.json.Decoder(Beat).decode
 def _here() -> tuple[int, int]:
     """This process and thread: a process that is forked off inherits a pulse that is not its own."""
     return os.getpid(), threading.get_ident()
+
+
+def _overwrite(path: str, text: bytes) -> None:
+    """Write a line and its check sum over what is there. Not kept open: a program may close what it does not know."""
+    data = (text + b"\n%08x\n" % crc32(text)).ljust(SIZE)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        if os.write(handle, data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError as error:
+        error.filename = path  # else nobody is told which disk is full
+        raise
+    finally:
+        os.close(handle)
+
+
+def _whole(path: str | os.PathLike[str]) -> bytes | None:
+    """What `_overwrite` has written; None if it is not whole, nor becomes so at once. Raises `OSError`."""
+    for _ in range(_TRIES):
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - one system call reads it all
+            text, _, check = file.read(2 * SIZE).partition(b"\n")
+        if check[:8] == b"%08x" % crc32(text):
+            return text
+    return None
 
 
 def _listen(folder: str, rank: int, before: Beat | None) -> None:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ckptcore import ledger
 from ckptcore.attempts import Attempt, AttemptIncident, AttemptNode, AttemptPlan, Attempts, Cause, Supervisor
 from ckptcore.clock import Clock
-from ckptcore.errors import CheckpointError, DamageError, NotFound, StoreUnavailable
+from ckptcore.errors import CheckpointError, DamageError, NotFound, StoreError, StoreFull, StoreUnavailable
 from ckptcore.events import log
-from ckptcore.history import History
+from ckptcore.history import History, read_run
 from ckptcore.incarnations import newest_claimed
 from ckptcore.names import GenerationId
 from ckptcore.operate.recovery import recover
@@ -23,7 +22,7 @@ from ckptsupervise.timeline import Instant, Timeline
 from ckptsupervise.watching import Watched
 
 PATIENCE = 900.0
-"""Seconds to wait for a store that does not answer."""
+"""Seconds to wait for a store that does not answer, refuses, or has no room."""
 NOTE = 30.0
 """Seconds at the end of an attempt for what is recorded on the side."""
 PAUSE = 15.0
@@ -36,7 +35,8 @@ T = TypeVar("T")
 class Accounts:
     """The run's store, as supervisor `own` uses it on `node`.
 
-    `waiting` is called, with the reason, when the store is away; it is not waited for when `hurried` says so.
+    `waiting` is called, with the reason, when the store fails. That is waited for whatever it is, since it may be mended, unless
+    `hurried` says otherwise, or the store refuses the very first call: then its URL may be wrong.
     """
 
     store: Store
@@ -49,8 +49,10 @@ class Accounts:
     def __post_init__(self) -> None:
         self._attempts = Attempts(self.store, clock=self.clock)
         self._aside = ThreadPoolExecutor(1, "accounts")
-        self._noted: Future[Any] | None = None
+        self._noted: list[Future[Any]] = []
         self._closing = threading.Event()
+        self._elsewhere = ""
+        self._answered = False
 
     def load(self) -> list[Attempt]:
         """All attempts so far."""
@@ -82,8 +84,9 @@ class Accounts:
         first, recovered, step = timeline.first_step, timeline.recovered, timeline.last_step
         if first is None or recovered is None or step is None:
             return
-        self._noted = self._aside.submit(
-            self._note,
+        self._note(
+            "recorded that training had caught up",
+            self._caught_up,
             attempt,
             launched=instant.date(timeline.launched),
             restoring=_date(instant, timeline.restoring),
@@ -94,22 +97,31 @@ class Accounts:
             recovered_step=max(timeline.target, timeline.restored_step or 0),
         )
 
-    def _note(self, attempt: int, **facts: Any) -> None:
+    def _caught_up(self, attempt: int, **facts: Any) -> None:
         """Put `resumed.json`, as often as it takes: without it all that the attempt trains counts as made again."""
         pause = 0.5
         while True:
             try:
                 self._attempts.resumed(attempt, **facts)
-            except StoreUnavailable:
+            except StoreError:
                 if self._closing.wait(pause):
                     raise
                 pause = min(2 * pause, PAUSE)
             else:
                 return
 
+    def opened(self, run: str, incarnation: int, tell: Callable[[str], None]) -> None:
+        """Ranks have claimed that `incarnation` of that `run`: look on the side whether it is this one, and tell if it is not."""
+        self._note("known whether ranks save to this run", self._compare, run, incarnation, tell)
+
+    @property
+    def elsewhere(self) -> str:
+        """That ranks save to another run than this one; empty if not."""
+        return self._elsewhere
+
     def end(self, plan: AttemptPlan, watched: Watched, instant: Instant, committed: GenerationId | None) -> None:
         """Record how an attempt ended."""
-        self._settle_note()
+        self._settle_notes()
         timeline, ending = watched.timeline, watched.ending
         slot = None if ending.rank is None else plan.slots[ending.rank]
         incident = AttemptIncident(
@@ -185,32 +197,55 @@ class Accounts:
         if newer:
             return taken_by(newer[-1])
         claimed = self._patiently(lambda: newest_claimed(self.store))
-        if incarnation is not None and claimed > incarnation:
+        self._settle_notes()
+        if incarnation is not None and claimed > incarnation and not self._elsewhere:
             return f"another job has the run: it has claimed incarnation {claimed}, and this one had {incarnation}"
         return None
 
     def close(self) -> None:
         """Wait for what is being recorded on the side."""
         self._closing.set()
-        self._settle_note()
+        self._settle_notes()
         self._aside.shutdown(wait=False, cancel_futures=True)
 
-    def _settle_note(self) -> None:
-        noted, self._noted = self._noted, None
+    def _note(self, what: str, work: Callable[..., object], *arguments: Any, **facts: Any) -> None:
+        def noted() -> None:
+            try:
+                work(*arguments, **facts)
+            except CheckpointError as error:
+                log.warning("it is not %s: %s", what, error)
+
+        self._noted.append(self._aside.submit(noted))
+
+    def _compare(self, run: str, incarnation: int, tell: Callable[[str], None]) -> None:
         try:
-            if noted is not None:
-                noted.result(NOTE)
-        except (CheckpointError, FutureTimeout) as error:
-            log.warning("it is not recorded that training had caught up: %s", error)
+            is_here = read_run(self.store).run_id == run and newest_claimed(self.store) >= incarnation  # a copy has no claims
+        except NotFound:
+            is_here = False
+        self._elsewhere = (
+            "" if is_here else f"ranks save to another run than --run {self.store.url}: their Checkpointer has another URL"
+        )
+        if self._elsewhere:
+            tell(f"{self._elsewhere}; what they commit does not count here")
+
+    def _settle_notes(self) -> None:
+        """Wait for what is done on the side."""
+        noted, self._noted = self._noted, []
+        if wait(noted, NOTE).not_done:
+            log.warning("the store does not answer: it may not be recorded that training had caught up")
 
     def _patiently(self, work: Callable[[], T]) -> T:
         for left in self.clock.polls(PATIENCE, first=0.5, most=15.0):
             try:
-                return work()
-            except StoreUnavailable as error:
-                if left <= 0 or self.hurried():
+                found = work()
+            except StoreError as error:
+                may_pass = self._answered or isinstance(error, StoreUnavailable | StoreFull)
+                if left <= 0 or self.hurried() or not may_pass:
                     raise
-                self.waiting(f"the store does not answer: {error}")
+                self.waiting(f"waiting for the store: {error}")
+            else:
+                self._answered = True
+                return found
         raise StoreUnavailable(f"{self.store.url} does not answer")
 
 

@@ -105,7 +105,6 @@ class Elastic:
 
     def __post_init__(self) -> None:
         self._errors = Errors(self.order.folder, len(self.order.slots))
-        self._errors.start()
         self._launched = threading.Event()
         self._thread = self._start(self._run)
 
@@ -160,6 +159,7 @@ class Elastic:
     def _run(self) -> None:
         finding = self._start(self._find)
         try:
+            self._errors.start()
             failures = _launch(self.order, self._errors, apart=self.apart)
         except Exception as error:  # noqa: BLE001 - told to the supervisor, which records it
             self.error = f"{type(error).__name__}: {error}"

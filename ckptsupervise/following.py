@@ -165,6 +165,7 @@ class Following:
             asked=asked,
             over=over,
             error=running.error,
+            unusable=heartbeat.unusable(self.folder),
         )
 
     def _end(self) -> None:

@@ -63,8 +63,11 @@ class Home:
         return cls(path, tuple(lost), tuple(living), lock)
 
     def attempt(self, number: int) -> Path:
-        """The folder of an attempt's heartbeats, made now."""
-        return _private(self.path / f"{number:08d}")
+        """The folder of an attempt's heartbeats, made now. If that fails, so does the start of ranks, which says why."""
+        path = self.path / f"{number:08d}"
+        with suppress(OSError):
+            _private(path)
+        return path
 
     def close(self) -> None:
         """End whatever is left of this supervisor's attempts, and remove its folder; that of the run with the last one."""

@@ -29,14 +29,20 @@ _SILENT = re.compile(r"stopped sending heartbeats\):\n((?:\d+\n)+)")
 _FATAL = re.compile(r"^F\d{4} [\d:.]+ +\d+ \S+\] (.*)$", re.MULTILINE)
 """The line with which native code of JAX ends its process."""
 
+_NOT_BEGUN = re.compile(r"^ckpt supervise: (.*)$", re.MULTILINE)
+"""Why a rank did not become its program (`ckptsupervise.rank`)."""
+
 _SHOWN = 500
 """Characters of a message."""
 
 
 def exception(words: str) -> str:
-    """The exception that ended the program, or native code's last message, without its traceback; empty if there is none."""
+    """The exception that ended the program, without its traceback, or native code's last message, or why there was no program.
+
+    Empty if there is none.
+    """
     plain = _PREFIX.sub("", words)
-    found = [match[1] for match in _TRACEBACK.finditer(plain)] or _FATAL.findall(plain)
+    found = [match[1] for match in _TRACEBACK.finditer(plain)] or _FATAL.findall(plain) or _NOT_BEGUN.findall(plain)
     return found[-1].strip()[:_SHOWN] if found else ""
 
 

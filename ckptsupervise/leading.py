@@ -89,6 +89,12 @@ class RunningOnNodes:
             [*heartbeat.read(folder), *(beat for link in self._links.all() for beat in link.beats)], key=lambda beat: beat.rank
         )
 
+    def unusable(self, folder: Path) -> str:
+        """Why no beats can be written on a node."""
+        return heartbeat.unusable(folder) or next(
+            (f"on {link.member.node}: {link.state.unusable}" for link in self._links.all() if link.state.unusable), ""
+        )
+
     def stacks(self, pids: Mapping[int, int], folder: Path) -> str:
         """The stacks of ranks, each taken on its node."""
         asked: list[Link] = []

@@ -31,14 +31,17 @@ class Errors:
         self._kept = dict.fromkeys(range(size), b"")
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="outputs", daemon=True)
-        self._pipes = {rank: _pipe(self.path(rank)) for rank in range(size)}
+        self._pipes: dict[int, int] = {}
 
     def path(self, rank: int) -> Path:
         """Where a rank's standard error goes."""
         return self._folder / f"stderr-{rank}"
 
     def start(self) -> None:
-        """Begin to read."""
+        """Make the pipes, and begin to read. Raises `OSError`."""
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        for rank in self._kept:
+            self._pipes[rank] = _pipe(self.path(rank))
         self._thread.start()
 
     def words(self, rank: int) -> str:
@@ -48,7 +51,8 @@ class Errors:
     def close(self) -> None:
         """Read what is there still, and end. What processes that are left over write later is lost."""
         self._done.set()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
         for pipe in self._pipes.values():
             os.close(pipe)
 

@@ -1,7 +1,8 @@
 """`python -m ckptsupervise.rank -- COMMAND …`: what a rank is before it becomes the training program.
 
 It makes the kernel kill it when the supervisor dies, writes the first heartbeat, and executes the command in its own place: so
-a rank never outlives its supervisor, and one that hangs before any code of ours runs in it is seen.
+a rank never outlives its supervisor, and one that hangs before any code of ours runs in it is seen. What it says before it gives
+up is recorded (`ckptsupervise.lastwords`), and so does not name the command.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ def main(arguments: Sequence[str]) -> int:
         return _say("the supervisor has gone: not started", CANNOT_RUN)
     try:
         heartbeat.begin(os.environ[heartbeat.FOLDER], int(os.environ[heartbeat.RANK]))
-    except OSError as error:
-        return _say(f"no heartbeat can be written: {error}", CANNOT_RUN)
+    except OSError as error:  # the supervisor finds that, too, and that it cannot see a hang then
+        sys.stderr.write(f"ckpt: no heartbeat can be written: {error}; the command is started all the same\n")
+        sys.stderr.flush()
     return _become(command)
 
 
@@ -53,13 +55,13 @@ def _become(command: list[str]) -> int:
     try:
         os.execvp(command[0], command)  # noqa: S606 - the command is what the user wants to run
     except FileNotFoundError:
-        return _say(f"{command[0]}: no such command", NOT_FOUND)
+        return _say("there is no such command", NOT_FOUND, command[0])
     except OSError as error:
-        return _say(f"{command[0]}: {error.strerror}", CANNOT_RUN)
+        return _say(f"the command cannot be run: {error.strerror}", CANNOT_RUN, command[0])
 
 
-def _say(message: str, status: int) -> int:
-    sys.stderr.write(f"ckpt supervise: {message}\n")
+def _say(message: str, status: int, *details: str) -> int:
+    sys.stderr.write("\n  ".join([f"ckpt supervise: {message}", *details]) + "\n")
     return status
 
 

@@ -31,6 +31,8 @@ class Waits:
 
     `join`: for more of them, once enough are there. `enough`: until enough are, or are reached again. `assemble`: for those that
     a plan names to come. `silence`: until one that says nothing is lost. `look`: between two looks into the store, at most.
+    `alone`: for a second node, where the job had finished before the first came. Long enough for the nodes of a job that is to
+    make more steps to be started, one after the other.
     """
 
     join: float = 30.0
@@ -38,6 +40,7 @@ class Waits:
     assemble: float = 30.0
     silence: float = 6.0
     look: float = 3.0
+    alone: float = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,12 +160,22 @@ class Rendezvous:
             present = self.reached(others)
             if self._is_ready(attempts, present, waited):
                 return self._plan(attempts, number, present)
-            self._say_missing(others, present, number)
+            finished = self._finished(attempts)
+            if finished and len(present) == 1 and waited >= self.waits.alone:
+                return Over(reason="finished", message=f"{finished}, and no other node has come for {waited:.0f} s")
+            self._say_missing(others, present, number, finished)
         elif waited > LOOK:
             self._say(f"node {first.node} is to plan attempt {number}")
         if waited < self.waits.enough:
             return None
         return Over(reason="no-progress", message=f"after {waited:.0f} s: {self._told}", history=self.history(attempts))
+
+    def _finished(self, attempts: Sequence[Attempt]) -> str:
+        """That the job had finished before this node came, which is late, or one of several that are to go on; empty if not."""
+        newest = attempts[-1] if attempts else None
+        if newest is None or newest.end is None or newest.end.outcome != "finished" or newest.number > self._arrived:
+            return ""
+        return f"attempt {newest.number} finished at {newest.end.stopped[:19]}Z"
 
     def _waited(self, number: int) -> float:
         """Seconds since nobody leads an attempt any more, and this one is to be planned."""
@@ -251,11 +264,13 @@ class Rendezvous:
         away = [each for each in newest.plan.members if each.nonce not in here]
         return not any(answers(each.address, each.token, timeout=self._patience) for each in away)
 
-    def _say_missing(self, others: Sequence[AttemptNode], present: Sequence[AttemptNode], number: int) -> None:
+    def _say_missing(self, others: Sequence[AttemptNode], present: Sequence[AttemptNode], number: int, finished: str) -> None:
         here = {each.node for each in present}
         unreached = [f"{each.node} ({each.address})" for each in others if each.node not in here]
         wanted = f"{len(present)} of {self.policy.nnodes} nodes ({self.policy.min_nnodes} at least)"
         text = f"{wanted} are there for attempt {number}: {', '.join(sorted(here))}"
+        if finished:
+            text = f"{finished}, and the job goes on if more nodes come; {text}"
         self._say(text + (f"; cannot be reached: {', '.join(unreached)}" if unreached else ""))
 
     def _announce(self, number: int) -> None:

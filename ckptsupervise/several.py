@@ -17,7 +17,7 @@ from typing import Any
 
 from ckptcore.attempts import Attempt, AttemptPlan, Attempts, Supervisor
 from ckptcore.clock import Clock
-from ckptcore.errors import CheckpointError, StoreUnavailable
+from ckptcore.errors import CheckpointError, StoreError
 from ckptcore.names import GenerationId
 from ckptcore.store import Storage, Store
 from ckptsupervise.accounts import Accounts
@@ -65,7 +65,9 @@ class SuperviseNodes:
     top: Path | None = None
 
     def run(self) -> Result:
-        """Supervise to the end. Raises `CallError` if `host` is no address of this node, `StoreError` if the store is away."""
+        """Supervise to the end. Raises `CallError` if `host` is no address of this node, `StoreError` if the store fails for too
+        long.
+        """
         own = Supervisor(nonce=self.clock.nonce(), host=socket.gethostname(), pid=os.getpid())
         endpoint = Endpoint(self.host, silence=self.waits.silence)
         try:
@@ -117,15 +119,16 @@ class _Part:
                 self._tell("left-over", f"ended {counted(lost.found, 'process')} of a supervisor that has died")
         try:
             result = self._attempts()
-        except StoreUnavailable:
-            if not self._job.asked.signals:
+        except CheckpointError as error:
+            if not (isinstance(error, StoreError) and self._job.asked.signals):
+                self._tell("given-up", f"supervision ends: {error}")
                 raise
             result = self._result(Over(reason="preempted", message="told to stop"))
         finally:
             self._rendezvous.close()
             self._accounts.close()
         event: Event = "given-up" if result.reason == "no-progress" else result.reason
-        self._tell(event, result.message, details=list(result.details))
+        self._tell(event, result.message, details=[*result.details, *filter(None, [self._accounts.elsewhere])])
         return result
 
     def _attempts(self) -> Result:
@@ -174,10 +177,12 @@ class _Part:
                 grows_at=self._grows_at(plan, history),
                 can_drain=job.policy.can_drop(plan),
                 listener=job.listener,
+                on_opened=lambda run, claimed: self._accounts.opened(run, claimed, lambda text: self._tell("warning", text)),
                 on_recovered=lambda timeline: self._accounts.recovered(plan.attempt, timeline, self._now()),
                 clock=self._clock,
                 take_stacks=running.stacks,
                 read=running.beats,
+                unusable=running.unusable,
                 room=room.why,
                 lost=running.lost,
             ).run()

@@ -1,7 +1,8 @@
 """Where a hung process hangs: the stacks of all its threads, by whatever means there is. Never raises, and takes a bounded time.
 
 py-spy reads another process's memory, and so sees also one that is stopped. A rank that listens to `STACK_SIGNAL` writes its own
-stacks, if it can run. What is left is what the kernel says.
+stacks, if it can run. What is left is what the kernel says. None of it tells the command line, which may hold secrets: of what
+py-spy says only the stacks are taken.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import sysconfig
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import msgspec
 
 from ckptcore.attempt_structs import MAX_STACK
 from ckptcore.clock import Clock
@@ -24,6 +27,24 @@ PATIENCE = 1.0
 """Seconds that a rank has to write its own stacks."""
 MOST = 8
 """Ranks whose stacks are taken: of a thousand that wait for one, a few tell enough."""
+
+
+class _Frame(msgspec.Struct):
+    name: str
+    filename: str
+    line: int
+    short_filename: str | None = None
+
+
+class _Thread(msgspec.Struct):
+    """What py-spy says of a thread, as far as it is used."""
+
+    thread_id: int
+    frames: list[_Frame]
+    active: bool = False
+    owns_gil: bool = False
+    thread_name: str | None = None
+    os_thread_id: int | None = None
 
 
 def of_ranks(pids: Mapping[int, int], folder: Path) -> str:
@@ -48,12 +69,12 @@ def by_py_spy(pid: int, program: str | None = None) -> str:
     found = program or shutil.which("py-spy", path=sysconfig.get_path("scripts")) or shutil.which("py-spy")
     if found is None:
         return ""
-    command = [found, "dump", "--nonblocking", "--pid", str(pid)]
+    command = [found, "dump", "--json", "--nonblocking", "--pid", str(pid)]  # its text begins with the command line
     try:
         done = subprocess.run(command, capture_output=True, timeout=SECONDS, check=False, stdin=subprocess.DEVNULL)  # noqa: S603
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout.decode(errors="replace").strip() if done.returncode == 0 else ""
+    return _shown(done.stdout) if done.returncode == 0 else ""
 
 
 def by_itself(pid: int, folder: Path, rank: int) -> str:
@@ -72,11 +93,27 @@ def by_itself(pid: int, folder: Path, rank: int) -> str:
 
 
 def by_kernel(pid: int) -> str:
-    """The process's state, and where in the kernel it waits."""
-    lines = [f"{name}: {value}" for name, value in procfs.status(pid).items() if name in ("Name", "State", "Threads", "SigBlk")]
+    """The process's state, and where in the kernel it waits. Not its name, which is that of the command, or the program's own."""
+    lines = [f"{name}: {value}" for name, value in procfs.status(pid).items() if name in ("State", "Threads", "SigBlk")]
     waiting = _text(Path(f"/proc/{pid}/wchan")).strip("0\n")
     kernel = _text(Path(f"/proc/{pid}/stack")).strip()
     return "\n".join([*lines, *([f"waits in: {waiting}"] if waiting else []), *([kernel] if kernel else [])])
+
+
+def _shown(told: bytes) -> str:
+    """The stacks in what py-spy says, the main thread first as a rule; empty if that cannot be read."""
+    try:
+        threads = msgspec.json.decode(told, type=list[_Thread])
+    except msgspec.MsgspecError:
+        return ""
+    return "\n".join(line for thread in reversed(threads) for line in _lines(thread))
+
+
+def _lines(thread: _Thread) -> list[str]:
+    state = ("active" if thread.active else "idle") + ("+gil" if thread.owns_gil else "")
+    name = "" if thread.thread_name is None else f': "{thread.thread_name}"'
+    frames = [f"    {each.name} ({each.short_filename or each.filename}:{each.line})" for each in thread.frames]
+    return [f"Thread {thread.os_thread_id or thread.thread_id} ({state}){name}", *frames]
 
 
 def _size(path: Path) -> int:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from ckptcore.attempts import Attempt, AttemptPlan, Supervisor
 from ckptcore.clock import Clock
-from ckptcore.errors import CheckpointError, StoreUnavailable
+from ckptcore.errors import CheckpointError, StoreError
 from ckptcore.names import GenerationId
 from ckptcore.store import Storage, Store
 from ckptsupervise.accounts import Accounts, taken_by
@@ -66,7 +66,7 @@ class Supervise:
     top: Path | None = None
 
     def run(self) -> Result:
-        """Supervise the job to its end. Raises a `StoreError` if the store is away for too long."""
+        """Supervise the job to its end. Raises a `StoreError` if the store fails for too long."""
         own = Supervisor(nonce=self.clock.nonce(), host=socket.gethostname(), pid=os.getpid())
         home = Home.make(self.store.url, own.nonce, top=self.top)
         try:
@@ -96,14 +96,15 @@ class _Supervision:
         """Attempts, until the policy says stop, or somebody else has the run."""
         try:
             result = self._attempts()
-        except StoreUnavailable:
-            if not self._job.asked.signals:
+        except CheckpointError as error:
+            if not (isinstance(error, StoreError) and self._job.asked.signals):
+                self._tell("given-up", f"supervision ends: {error}")
                 raise
             result = self._preempted()
         finally:
             self._accounts.close()
         event: Event = "given-up" if result.reason == "no-progress" else result.reason
-        self._tell(event, result.message, details=list(result.details))
+        self._tell(event, result.message, details=[*result.details, *filter(None, [self._accounts.elsewhere])])
         return result
 
     def _attempts(self) -> Result:
@@ -168,6 +169,7 @@ class _Supervision:
             grows_at=job.policy.grows_at(self._history, plan.slots),
             can_drain=job.policy.can_drop(plan.slots),
             listener=job.listener,
+            on_opened=lambda run, claimed: self._accounts.opened(run, claimed, lambda text: self._tell("warning", text)),
             on_recovered=lambda timeline: self._accounts.recovered(plan.attempt, timeline, self._now()),
             clock=self._clock,
         ).run()

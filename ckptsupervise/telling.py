@@ -19,6 +19,7 @@ Event = Literal[
     "killing",
     "ended",
     "waiting",
+    "warning",
     "finished",
     "preempted",
     "superseded",
@@ -26,7 +27,8 @@ Event = Literal[
 ]
 """`left-over`: processes of a dead supervisor were ended. `lost`: an attempt whose supervisor died. `launched`: an attempt.
 `recovered`: training has caught up. `slow`, `hung`, `died`: a rank. `stopping`: all ranks were asked to. `killing`: those that
-are left. `ended`: an attempt. `waiting`: before the next one, or for the store. The rest ends the supervision."""
+are left. `ended`: an attempt. `waiting`: before the next one, or for the store. `warning`: something that only a person can
+mend, while ranks train on. The rest ends the supervision."""
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -91,7 +91,10 @@ class Watched:
 class Watch:
     """Watches one attempt. `grows_at`: when more ranks are possible. `can_drain`: whether the job could do with one rank less.
 
-    Of several nodes: `read` says how beats of all ranks are had, `room` why there is room for more, `lost` which node was lost.
+    `on_opened` is called with the run that ranks have opened, and what they have claimed of it, once in an attempt.
+
+    Of several nodes: `read` says how beats of all ranks are had, `unusable` why they are not, `room` why there is room for more,
+    `lost` which node was lost.
     """
 
     def __init__(
@@ -105,17 +108,19 @@ class Watch:
         grows_at: float | None = None,
         can_drain: bool = False,
         listener: Listener = lambda _: None,
+        on_opened: Callable[[str, int], None] = lambda _run, _incarnation: None,
         on_recovered: Callable[[Timeline], None] = lambda _: None,
         clock: Clock | None = None,
         take_stacks: Callable[[Mapping[int, int], Path], str] = stacks.of_ranks,
         read: Callable[[Path], list[Beat]] = heartbeat.read,
+        unusable: Callable[[Path], str] = heartbeat.unusable,
         room: Callable[[], str] = lambda: "",
         lost: Callable[[], LostNode | None] = lambda: None,
     ) -> None:
         self._running, self._order, self._limits, self._asked = running, order, limits, asked
         self._grows_at, self._can_drain = grows_at, can_drain
-        self._listener, self._on_recovered, self._stacks = listener, on_recovered, take_stacks
-        self._read, self._room, self._lost = read, room, lost
+        self._listener, self._on_opened, self._on_recovered, self._stacks = listener, on_opened, on_recovered, take_stacks
+        self._read, self._unusable, self._room, self._lost = read, unusable, room, lost
         self._clock = clock or Clock()
         self._size = len(order.slots)
         self._timeline = Timeline(launched=running.launched, size=self._size, target=target)
@@ -124,14 +129,14 @@ class Watch:
         self._stopping: Stopping | None = None
         self._straggler: Beat | None = None
         self._hangs: list[Hang] = []
-        self._stack = ""
+        self._stack = self._unheard = ""
         self._looked = self._resumed = running.launched
         self._asked_at: float | None = None
         self._signalled: set[int] = set()
         self._detected: float | None = None
         self._kill_at: float | None = None
         self._killed_at: float | None = None
-        self._killing = self._told_lost = False
+        self._killing = self._told_lost = self._opened = False
 
     def run(self) -> Watched:
         """Look again and again until all ranks have ended, then end what they have left."""
@@ -148,6 +153,7 @@ class Watch:
         if now - self._looked > PAUSE:
             self._resumed = now
         self._looked = now
+        self._check_heard(now)
         beats = self._beats()
         self._follow(beats)
         gone = self._running.gone()
@@ -169,11 +175,25 @@ class Watch:
         return [beat for beat in self._read(self._order.folder) if beat.rank < self._size]
 
     def _follow(self, beats: Sequence[Beat]) -> None:
+        opened = next(((beat.run, beat.incarnation) for beat in beats if beat.run and beat.incarnation), None)
+        if opened and not self._opened:
+            self._opened = True
+            self._on_opened(*opened)
         before, self._timeline = self._timeline, self._timeline.seen(beats)
         if before.recovered is None and self._timeline.recovered is not None:
             step, seconds = self._timeline.last_step, self._timeline.recovered - self._timeline.launched
             self._tell("recovered", f"training is at step {step}, {seconds:.1f} s after the launch", step=step, seconds=seconds)
             self._on_recovered(self._timeline)
+
+    def _check_heard(self, now: float) -> None:
+        """While heartbeats cannot be written, nobody's silence says anything."""
+        why = self._unusable(self._order.folder)
+        if why:
+            self._resumed = now
+        if why != self._unheard:
+            self._unheard = why
+            trouble = f"no heartbeat can be written, so no hang is found: {why}"
+            self._tell("warning", trouble if why else "heartbeats can be written again")
 
     def _check_asked(self, now: float, gone: Sequence[Gone]) -> None:
         if self._asked.signals and self._stopping != "preempted":
@@ -260,16 +280,17 @@ class Watch:
         self._running.kill()
 
     def _all(self, gone: Sequence[Gone]) -> list[Beat]:
-        """The newest beats of the ranks that run, be their files gone. Who has not told anything is in `init` since the launch.
+        """The last beats known of the ranks that run. One that has not told anything yet has been in `init` since the launch.
 
-        If nobody has looked for a while (the machine slept), no rank is silent for longer than since then.
+        If nobody has looked for a while (the machine slept), or ranks could not be heard, none is silent for longer than since
+        then.
         """
         ended = {each.rank for each in gone}
         pids, launched = self._running.processes(), self._running.launched
         silent = {
             rank: Beat(rank=rank, pid=pids.get(rank, 0), phase="init", at=launched, since=launched) for rank in range(self._size)
         }
-        found = [beat for rank, beat in sorted((silent | dict(self._timeline.beats)).items()) if rank not in ended]
+        found = [beat for rank, beat in sorted({**silent, **self._timeline.beats}.items()) if rank not in ended]
         return [structs.replace(beat, at=max(beat.at, self._resumed)) for beat in found]
 
     def _end(self) -> Watched:

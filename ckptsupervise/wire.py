@@ -72,7 +72,7 @@ class Ended(Struct, frozen=True, kw_only=True):
 class State(Message, frozen=True, tag="state"):
     """How a node's ranks are. `now`, and all moments in it, are of this node's `CLOCK_MONOTONIC`.
 
-    `asked`: how many signals asked its supervisor to stop. `over`: no rank runs.
+    `asked`: how many signals asked its supervisor to stop. `over`: no rank runs. `unusable`: why no beats can be written there.
     """
 
     now: float
@@ -82,6 +82,7 @@ class State(Message, frozen=True, tag="state"):
     asked: int = 0
     over: bool = False
     error: str = ""
+    unusable: str = ""
 
 
 class Signal(Message, frozen=True, tag="signal"):

@@ -8,6 +8,7 @@ import sys
 import threading
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from ckptcore import heartbeat
 from ckptcore.errors import NotFound
-from ckptcore.heartbeat import Beat, Phase, Pulse, beat_file, begin, read, read_one, stack_file, write
+from ckptcore.heartbeat import Beat, Phase, Pulse, beat_file, begin, read, read_one, stack_file, unusable, write
 from tests.ckptcore.beats import listen_to, told
 
 ROOT = Path(__file__).parents[2]
@@ -246,6 +247,7 @@ def test_a_process_that_is_forked_off_tells_nothing(tmp_path: Path, hand: Hand, 
         blocked=st.floats(0, 1e6),
         restored_step=st.none() | st.integers(0, 10**12 - 1),
         incarnation=st.none() | st.integers(1, 999_999),
+        run=st.none() | st.uuids().map(str),
         marks=st.dictionaries(st.sampled_from(["init", "restore", "restored", "first-step"]), st.floats(0, 1e9)),
     )
 )
@@ -258,13 +260,17 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, beat:
 def test_all_ranks_in_order_and_nothing_else(tmp_path: Path) -> None:
     for rank in (10, 2, 0):
         begin(tmp_path, rank)
-    (tmp_path / "rank-3.json").write_text('{"rank":3,"pi')
-    (tmp_path / "rank-4.json").write_text('{"rank":4,"pid":1,"phase":"dreams","at":1.0,"since":1.0}')
-    (tmp_path / "rank-5.json").write_bytes(beat_file(tmp_path, 2).read_bytes())
-    (tmp_path / "rank-6.json.77").write_text("{}")
+    beat_file(tmp_path, 3).write_bytes(beat_file(tmp_path, 2).read_bytes().replace(b'"rank":2', b'"rank":3'))
+    text = b'{"rank":4,"pid":1,"phase":"dreams","at":1.0,"since":1.0}'
+    beat_file(tmp_path, 4).write_bytes(b"%s\n%08x\n" % (text, crc32(text)))
+    beat_file(tmp_path, 5).write_bytes(beat_file(tmp_path, 2).read_bytes())
+    beat_file(tmp_path, 6).write_bytes(b"")
+    beat_file(tmp_path, 8).mkdir()
+    (tmp_path / "rank-9.beat.77").write_text("{}")
     (tmp_path / "stack-0.txt").write_text("")
     assert [(beat.rank, beat.phase, beat.pid) for beat in read(tmp_path)] == [(rank, "init", os.getpid()) for rank in (0, 2, 10)]
     assert read(tmp_path / "absent") == []
+    assert read(beat_file(tmp_path, 0)) == []
     assert read_one(tmp_path, 7) is None
 
 
@@ -272,8 +278,53 @@ def test_a_beat_leaves_one_file_that_others_cannot_read(tmp_path: Path, hand: Ha
     pulse = Pulse(str(tmp_path), 0, now=hand)
     for step in range(5):
         pulse.stepped(step)
-    assert [path.name for path in tmp_path.iterdir()] == ["rank-0.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["rank-0.beat"]
     assert beat_file(tmp_path, 0).stat().st_mode & 0o077 == 0
+
+
+def test_a_beat_needs_no_room_but_that_of_the_first(tmp_path: Path) -> None:
+    begin(tmp_path, 0)
+    path, long = beat_file(tmp_path, 0), dict.fromkeys(["init", "restore", "restored", "first-step"], 123456789.123456789)
+    before = path.stat()
+    write(tmp_path, Beat(rank=0, pid=2**22, phase="restore", at=1e9 / 3, since=1e9 / 3, step=10**12 - 1, steps=10**15, marks=long))
+    after = path.stat()
+    assert (after.st_ino, after.st_size, after.st_blocks) == (before.st_ino, before.st_size, before.st_blocks)
+    assert len(heartbeat._encode(told(tmp_path))) < heartbeat.SIZE / 2
+
+
+def test_beats_are_whole_while_they_are_written(tmp_path: Path) -> None:
+    def rank() -> None:
+        for number in range(1, 3001):
+            marks = {"restore": 1.0} if number % 2 else {}  # so that lengths differ
+            write(tmp_path, Beat(rank=0, pid=1, phase="train", at=float(number), since=0.0, step=10 ** (number % 9), marks=marks))
+
+    begin(tmp_path, 0)
+    thread = threading.Thread(target=rank)
+    thread.start()
+    seen: list[float] = []
+    while thread.is_alive():
+        beat = told(tmp_path)
+        assert beat.pid != 1 or beat.step == 10 ** (beat.at % 9)
+        seen += [beat.at] if beat.pid == 1 else []
+    thread.join()
+    assert seen == sorted(seen)
+    assert told(tmp_path).at == 3000
+
+
+def test_why_a_folder_is_of_no_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert unusable(tmp_path) == ""
+    before = (tmp_path / "probe").stat()
+    assert unusable(tmp_path) == ""
+    after = (tmp_path / "probe").stat()
+    assert (after.st_ino, after.st_size) == (before.st_ino, heartbeat.SIZE), "it needs no more room than a rank does"
+    assert "No such file" in unusable(tmp_path / "gone")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda _handle, data: len(data) - 1)
+        assert unusable(tmp_path) == f"[Errno 28] No space left on device: '{tmp_path}/probe'"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda _handle, data: len(data))
+        assert "not what was just written" in unusable(tmp_path)
+    assert read(tmp_path) == []
 
 
 def test_what_cannot_be_told_is_logged_once(tmp_path: Path, hand: Hand, caplog: pytest.LogCaptureFixture) -> None:

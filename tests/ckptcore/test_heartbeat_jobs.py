@@ -16,8 +16,9 @@ from ckptcore.checkpointer import Checkpointer
 from ckptcore.errors import CallError, NotFound, Preempted
 from ckptcore.events import Event
 from ckptcore.heartbeat import Phase, Pulse, read
+from ckptcore.history import read_run
 from tests.ckptcore.beats import listen_to, told
-from tests.ckptcore.support import DERIVED, HostBackend, checkpointer, on_ranks, state
+from tests.ckptcore.support import DERIVED, HostBackend, checkpointer, file_store, on_ranks, state
 from tests.ckptcore.training import must_not_init
 
 
@@ -48,7 +49,7 @@ def test_a_job_tells_what_it_does(folder: Path, place: Path) -> None:
     with checkpointer(place, interval=2, on_event=seen) as ckpt:
         assert (told(folder).phase, told(folder).incarnation) == ("init", None)
         ckpt.restore_or_init(init, like=state(0))
-        assert told(folder).incarnation == 1
+        assert (told(folder).incarnation, told(folder).run) == (1, read_run(file_store(place)).run_id)
         assert (told(folder).phase, told(folder).step, told(folder).restored_step) == ("init", 0, 0)
         assert [ckpt.should_save(step) for step in (1, 2)] == [False, True]
         assert (told(folder).phase, told(folder).step) == ("train", 2)

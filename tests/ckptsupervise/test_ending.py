@@ -248,6 +248,7 @@ EXITS = st.lists(
 
 @given(EXITS, st.lists(st.integers(0, 9), max_size=5))
 @example([gone(0, 0), gone(1, 0), gone(2, 1, words="jax-rank-died")], [])
+@example([gone(0, 1, 100.0, "jax-rank-died"), gone(1, 0, 100.0)], [])  # what rank 0 misses has finished
 def test_there_is_always_an_answer(exits: list[Exit], steps: list[int]) -> None:
     found = ending(exits, [beat(rank, step=step) for rank, step in enumerate(steps)])
     assert (found.outcome == "finished") == (bool(exits) and all(each.status == 0 for each in exits))

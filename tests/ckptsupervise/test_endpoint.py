@@ -6,6 +6,9 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,6 +21,7 @@ from ckptsupervise import endpoint
 from ckptsupervise.ending import Exit, LostNode, ending
 from ckptsupervise.endpoint import Endpoint, answers, connect
 from ckptsupervise.handshake import GREETING_BYTES, admit, enter, new_token
+from ckptsupervise.leading import RunningOnNodes
 from ckptsupervise.links import Link
 from ckptsupervise.wire import (
     Challenge,
@@ -270,3 +274,16 @@ def test_any_number_of_strangers_that_say_nothing_keep_out_nobody(own: Endpoint)
     finally:
         for each in strangers:
             each.close()
+
+
+def test_beats_of_a_node_that_has_no_room_for_them(tmp_path: Path) -> None:
+    states = {name: State(now=0.0, beats=[], gone=[], processes={}) for name in "bc"}
+    links: Any = SimpleNamespace(
+        all=lambda: [SimpleNamespace(member=SimpleNamespace(node=name), state=state) for name, state in states.items()]
+    )
+    local: Any = None
+    running = RunningOnNodes(local, links, clock=Clock())
+    assert running.unusable(tmp_path) == ""
+    states["c"] = State(now=0.0, beats=[], gone=[], processes={}, unusable="no room")
+    assert running.unusable(tmp_path) == "on c: no room"
+    assert "No such file" in running.unusable(tmp_path / "gone")

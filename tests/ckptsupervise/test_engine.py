@@ -325,3 +325,11 @@ def test_a_reader_that_reads_no_more_stops_nobody(tmp_path: Path, monkeypatch: p
         monkeypatch.undo()
         assert not running.is_alive()
     assert errors.words(0).endswith("Traceback")
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / "absent" / "1"
+    running = ElasticEngine().start(order(folder, ""))
+    wait(lambda: running.over, "the engine to give up")
+    assert running.finish(1.0) == []
+    assert running.error == f"FileNotFoundError: [Errno 2] No such file or directory: '{folder}'"

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from ckptcore.attempts import Attempts, Supervisor
+from ckptcore.errors import StoreError
 from ckptsupervise import following, links, rendezvous
+from tests.ckptcore.failing import FaultyStore
 from tests.ckptcore.support import file_store
 from tests.ckptsupervise.nodes import Nodes, done, failing, nodes, train
 
@@ -229,3 +231,44 @@ def test_a_supervisor_of_one_node_takes_the_run(job: Nodes) -> None:
     Attempts(file_store(job.place / "run")).plan(2, supervisor=other, slots=[0], nodes=["elsewhere"], cause="start")
     assert {node.result.reason for node in (a, b) if node.join() and node.result} == {"superseded"}
     assert job.outcomes() == ["superseded", None]
+
+
+def test_a_store_that_refuses_ends_with_an_event(job: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusing = FaultyStore(file_store(job.place / "run"), lambda *_: True, lambda: StoreError("no such bucket"))
+    monkeypatch.setattr("tests.ckptsupervise.nodes.file_store", lambda _: refusing)
+    node = job.start("a")
+    assert node.join() is None
+    assert isinstance(node.error, StoreError)
+    assert [(told.event, told.message) for told in node.told] == [("given-up", "supervision ends: no such bucket")]
+
+
+def test_a_node_that_comes_when_the_job_has_finished_ends_as_well(job: Nodes) -> None:
+    job.waits = replace(job.waits, alone=1.0, enough=30.0)
+    for node in [job.start(name, done(0.5), min_nnodes=2) for name in "ab"]:
+        node.join()
+    late = job.start("b", min_nnodes=2)
+    result = late.join()
+    assert result is not None
+    assert result.reason == "finished"
+    assert "attempt 1 finished at 20" in result.message
+    assert "no other node has come" in result.message
+    assert any("attempt 1 finished at 20" in each and "1 of 2 nodes (2 at least)" in each for each in late.said[:-1])
+    assert job.outcomes() == ["finished"]
+
+
+def test_a_finished_job_that_is_started_again_on_all_nodes_goes_on(job: Nodes) -> None:
+    job.waits = replace(job.waits, alone=60.0)
+    for _ in range(2):
+        found = [job.start(name, done(0.5), min_nnodes=2) for name in "ab"]
+        assert [node.result.reason for node in found if node.join() and node.result] == ["finished"] * 2
+    assert job.outcomes() == ["finished", "finished"]
+
+
+def test_nodes_that_are_too_few_to_go_on_with_a_finished_job_say_so(job: Nodes) -> None:
+    job.waits = replace(job.waits, alone=3.0, enough=4.0)
+    for node in [job.start(name, done(0.5), nnodes=3, min_nnodes=3) for name in "abc"]:
+        node.join()
+    found = [job.start(name, nnodes=3, min_nnodes=3) for name in "ab"]
+    a = found[0].join()
+    assert a is not None
+    assert (a.reason, "2 of 3 nodes" in a.message) == ("no-progress", True)

@@ -36,13 +36,21 @@ needs_py_spy = pytest.mark.skipif(not HAS_PY_SPY, reason="py-spy is not installe
 @contextmanager
 def hanging(folder: Path, program: str = PROGRAM) -> Iterator[int]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), FOLDER: str(folder), "RANK": "2"}
-    command = [sys.executable, "-c", program]
+    command = [sys.executable, "-c", program, "--key", "s3cret\nThread 1 (idle)\n    s3cret (s3cret.py:1)"]
     rank = Rank(subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
     try:
         rank.wait_for("hangs")
         yield rank.process.pid
     finally:
         rank.end()
+
+
+def test_no_means_tells_the_command_line(tmp_path: Path) -> None:
+    with hanging(tmp_path) as pid:
+        told = [stacks.by_py_spy(pid), stacks.by_itself(pid, tmp_path, 2), stacks.by_kernel(pid)]
+    assert "the_place_where_it_hangs" in told[1]
+    assert "State: " in told[2]
+    assert [word for word in ("s3cret", "--key", "python") for text in told if word in text] == []
 
 
 @needs_py_spy
@@ -84,7 +92,7 @@ def test_a_process_that_has_gone(tmp_path: Path) -> None:
     assert stacks.of(gone.pid, tmp_path, 2) == ""
 
 
-@pytest.mark.parametrize("script", ["exit 1", "sleep 100", "kill -9 $$"])
+@pytest.mark.parametrize("script", ["exit 0", "exit 1", "sleep 100", "kill -9 $$"])
 def test_a_py_spy_that_does_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     monkeypatch.setattr(stacks, "SECONDS", 0.2)
     program = tmp_path / "py-spy"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,10 @@ from typing import Any
 import pytest
 
 from ckptcore.attempts import Attempt, Attempts, Supervisor
-from ckptcore.errors import StoreUnavailable
+from ckptcore.errors import Damaged, StoreError, StoreFull, StoreUnavailable
 from ckptcore.incarnations import undecided
 from ckptcore.names import GenerationId
-from ckptcore.store import Storage
+from ckptcore.store import Storage, Store
 from ckptsupervise.accounts import PATIENCE
 from ckptsupervise.deadlines import Deadlines
 from ckptsupervise.home import Home
@@ -351,3 +352,98 @@ def test_a_store_that_stays_away_is_not_waited_for_for_ever(world: World) -> Non
     with pytest.raises(StoreUnavailable):
         world.supervise(finishing)
     assert PATIENCE <= world.clock.now - started <= PATIENCE + 60
+    assert world.told[-1].event == "given-up"
+    assert "injected: no answer" in world.told[-1].message
+
+
+@pytest.mark.parametrize("error", [StoreFull, StoreError, StoreUnavailable])
+@pytest.mark.parametrize("record", ["plan.json", "end.json"])
+def test_what_a_store_refuses_to_record_is_recorded_once_it_is_mended(world: World, record: str, error: type[StoreError]) -> None:
+    broken = FaultyStore(world.store, lambda _, key: key.endswith(record), lambda: error("no room"), times=3)
+    world.store = broken
+    assert world.supervise(finishing).reason == "finished"
+    assert (broken.left, world.outcomes()) == (0, ["finished"])
+    waiting = [told.message for told in world.told if told.event == "waiting"]
+    assert waiting
+    assert set(waiting) == {"waiting for the store: no room"}
+
+
+def test_a_store_that_is_full_from_the_start_is_waited_for(world: World) -> None:
+    world.store = FaultyStore(world.store, lambda *_: True, lambda: StoreFull("no room"), times=3)
+    assert world.supervise(finishing).reason == "finished"
+
+
+@pytest.mark.parametrize("error", [StoreError("no such bucket"), Damaged("not what it was")])
+def test_what_cannot_be_waited_for_ends_with_an_event(world: World, error: Exception) -> None:
+    world.store = FaultyStore(world.store, lambda *_: True, lambda: error)
+    with pytest.raises(type(error)):
+        world.supervise(finishing)
+    assert [(told.event, told.message) for told in world.told] == [("given-up", f"supervision ends: {error}")]
+    assert world.clock.now < 1000 + PATIENCE / 10
+
+
+def test_a_full_store_does_not_keep_from_stopping(world: World) -> None:
+    world.store = FaultyStore(world.store, lambda _, key: key.endswith("end.json"), lambda: StoreFull("no room"), times=10**6)
+
+    def script(run: FakeRunning, seconds: float) -> None:
+        plain(run, seconds)
+        if seconds >= 3 and not world.asked.signals:
+            world.asked.take(signal.SIGTERM)
+
+    assert world.supervise(script).reason == "preempted"
+    assert world.told[-1].event == "preempted"
+    assert world.clock.now < 1000 + PATIENCE / 10
+
+
+def saving_to(run_of_ranks: Store, *, steps: int = 3) -> Script:
+    """Training that opens a run, which need not be the one that is supervised, and finishes."""
+    job = Job(run_of_ranks)
+
+    def script(run: FakeRunning, seconds: float) -> None:
+        if job.incarnation is None:
+            job.open()
+        assert job.incarnation is not None
+        run.beat(step=int(seconds) + 1, incarnation=job.number, run=job.incarnation.run.run_id)
+        if seconds >= steps:
+            for rank in range(2):
+                run.die(rank, 0)
+
+    return script
+
+
+@pytest.mark.parametrize("here", ["nothing", "another run", "a copy"])
+def test_ranks_that_save_to_another_run_are_told_of(world: World, tmp_path: Path, here: str) -> None:
+    elsewhere = file_store(tmp_path / "elsewhere")
+    if here == "another run":
+        Job(world.store).open()
+    script = saving_to(elsewhere)
+    if here == "a copy":
+        Job(elsewhere).open()
+        shutil.copytree(tmp_path / "elsewhere", tmp_path / "run")
+    assert world.supervise(script).reason == "finished"
+    assert sorted(told.event for told in world.told) == sorted(["launched", "recovered", "warning", "ended", "finished"])
+    warning = f"ranks save to another run than --run {world.store.url}: their Checkpointer has another URL"
+    assert [told.message for told in world.told if told.event == "warning"] == [
+        f"{warning}; what they commit does not count here"
+    ]
+    assert world.told[-1].details == [warning]
+
+
+def test_ranks_that_save_to_this_run_are_not(world: World) -> None:
+    assert world.supervise(saving_to(world.store)).reason == "finished"
+    assert [told.event for told in world.told] == ["launched", "recovered", "ended", "finished"]
+    assert world.told[-1].details == []
+
+
+def test_claims_of_another_run_are_nobody_else_s(world: World, tmp_path: Path) -> None:
+    for _ in range(3):
+        Job(world.store).open()
+
+    def fail(run: FakeRunning, seconds: float) -> None:
+        train(run, seconds)
+        if seconds >= 2:
+            run.die(1, -signal.SIGKILL)
+
+    train = saving_to(file_store(tmp_path / "elsewhere"), steps=10)
+    assert world.supervise(fail, finishing).reason == "finished"
+    assert world.outcomes() == ["failed", "finished"]

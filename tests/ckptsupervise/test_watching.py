@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -196,6 +197,54 @@ def test_a_machine_that_slept_is_no_hang(tmp_path: Path) -> None:
 
     seen = Seen(tmp_path, script)
     assert seen.watched.ending.outcome == "finished"
+
+
+def test_nobody_hangs_while_heartbeats_cannot_be_written(tmp_path: Path) -> None:
+    full = ""
+
+    def script(run: FakeRunning, seconds: float) -> None:
+        nonlocal full
+        full = "No space left" if 5 <= seconds < 100 else ""
+        if seconds < 5:
+            run.beat(step=1)
+        elif 100 <= seconds < 105:
+            run.beat(0, 1, step=2)  # rank 2 hangs indeed
+
+    seen = Seen(tmp_path, script, unusable=lambda _: full)
+    assert (seen.watched.ending.kind, seen.watched.ending.rank) == ("hang", 2)
+    assert 110 <= seen.detected <= 112
+    assert seen.events == ["recovered", "warning", "warning", "hung", "killing"]
+    assert [told.message for told in seen.told if told.event == "warning"] == [
+        "no heartbeat can be written, so no hang is found: No space left",
+        "heartbeats can be written again",
+    ]
+
+
+def test_nobody_hangs_where_the_folder_of_heartbeats_has_gone(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+
+    def script(run: FakeRunning, seconds: float) -> None:
+        if seconds < 5:
+            run.beat(step=1)
+        elif folder.exists():
+            shutil.rmtree(folder)
+        elif seconds >= 60:
+            for rank in range(3):
+                run.die(rank, 0)
+
+    seen = Seen(folder, script)
+    assert seen.watched.ending.outcome == "finished"
+    assert any(str(folder) in told.message for told in seen.told if told.event == "warning")
+
+
+def test_a_beat_that_cannot_be_read_once_is_no_silence_since_the_launch(tmp_path: Path) -> None:
+    def script(run: FakeRunning, seconds: float) -> None:
+        train(run, seconds, until=60)
+        if 50 <= seconds < 51:
+            heartbeat.beat_file(tmp_path, 1).write_bytes(b"half of")
+
+    assert Seen(tmp_path, script).watched.ending.outcome == "finished"
 
 
 def test_told_to_stop(tmp_path: Path) -> None:
