@@ -80,14 +80,14 @@ class Workers:
         """`call(item)` of every item, in their order. Raises the error of the first that failed."""
         return [future.result() for future in [self.submit(call, item) for item in items]]
 
-    def close(self) -> None:
-        """Drop what has not begun, wait for the rest, and end the threads."""
+    def close(self, *, wait: bool = True) -> None:
+        """Drop what has not begun, wait for the rest if that is wanted, and end the threads."""
         with suppress(Empty):
             while task := self._tasks.get_nowait():
                 task.future.cancel()
         for _ in self._threads:
             self._tasks.put(None)
-        for thread in self._threads:
+        for thread in self._threads if wait else ():
             thread.join()
         self._threads.clear()
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -18,11 +19,16 @@ from ckptcore.incarnations import newest_claimed
 from ckptcore.names import GenerationId
 from ckptcore.operate.recovery import recover
 from ckptcore.store import Store
+from ckptcore.workers import Workers
 from ckptsupervise.timeline import Instant, Timeline
-from ckptsupervise.watching import Watched
+from ckptsupervise.watching import LOOK, Watched
 
 PATIENCE = 900.0
 """Seconds to wait for a store that does not answer, refuses, or has no room."""
+SOON = 5.0
+"""Seconds after which it is told that the store does not answer."""
+HURRY = 10.0
+"""Seconds that the store has for an answer when the job is told to stop."""
 NOTE = 30.0
 """Seconds at the end of an attempt for what is recorded on the side."""
 PAUSE = 15.0
@@ -35,8 +41,8 @@ T = TypeVar("T")
 class Accounts:
     """The run's store, as supervisor `own` uses it on `node`.
 
-    `waiting` is called, with the reason, when the store fails. That is waited for whatever it is, since it may be mended, unless
-    `hurried` says otherwise, or the store refuses the very first call: then its URL may be wrong.
+    `waiting` is called, with the reason, when the store fails, and again when that changes. It is waited for whatever it is,
+    since it may be mended, unless `hurried` says otherwise, or the store refuses the very first call: then its URL may be wrong.
     """
 
     store: Store
@@ -48,10 +54,10 @@ class Accounts:
 
     def __post_init__(self) -> None:
         self._attempts = Attempts(self.store, clock=self.clock)
-        self._aside = ThreadPoolExecutor(1, "accounts")
+        self._calls, self._aside = Workers(1, "accounts"), Workers(1, "notes")
         self._noted: list[Future[Any]] = []
         self._closing = threading.Event()
-        self._elsewhere = ""
+        self._elsewhere = self._told = ""
         self._answered = False
 
     def load(self) -> list[Attempt]:
@@ -206,7 +212,8 @@ class Accounts:
         """Wait for what is being recorded on the side."""
         self._closing.set()
         self._settle_notes()
-        self._aside.shutdown(wait=False, cancel_futures=True)
+        for workers in (self._calls, self._aside):
+            workers.close(wait=False)  # a store that does not answer must not hold up the end
 
     def _note(self, what: str, work: Callable[..., object], *arguments: Any, **facts: Any) -> None:
         def noted() -> None:
@@ -231,22 +238,38 @@ class Accounts:
     def _settle_notes(self) -> None:
         """Wait for what is done on the side."""
         noted, self._noted = self._noted, []
-        if wait(noted, NOTE).not_done:
+        if wait(noted, HURRY if self.hurried() else NOTE).not_done:
             log.warning("the store does not answer: it may not be recorded that training had caught up")
 
     def _patiently(self, work: Callable[[], T]) -> T:
         for left in self.clock.polls(PATIENCE, first=0.5, most=15.0):
             try:
-                found = work()
+                found = self._answer(work)
             except StoreError as error:
                 may_pass = self._answered or isinstance(error, StoreUnavailable | StoreFull)
                 if left <= 0 or self.hurried() or not may_pass:
                     raise
-                self.waiting(f"waiting for the store: {error}")
+                self._say(f"waiting for the store: {error}")
             else:
-                self._answered = True
+                self._answered, self._told = True, ""
                 return found
         raise StoreUnavailable(f"{self.store.url} does not answer")
+
+    def _answer(self, work: Callable[[], T]) -> T:
+        """What `work` returns, in a thread of its own: a store may take long to answer, or to say that it does not."""
+        answer, began = self._calls.submit(work), time.monotonic()
+        while not wait([answer], LOOK).done:
+            waited = time.monotonic() - began
+            if waited > HURRY and self.hurried():
+                raise StoreUnavailable(f"{self.store.url}: no answer within {waited:.0f} s")
+            if waited > SOON and not self._told:
+                self._say("the store does not answer yet")
+        return answer.result()
+
+    def _say(self, reason: str) -> None:
+        if reason != self._told:
+            self._told = reason
+            self.waiting(reason)
 
 
 def taken_by(plan: AttemptPlan) -> str:

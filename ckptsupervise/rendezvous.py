@@ -112,7 +112,7 @@ class Rendezvous:
         return [node for node, found in zip(nodes, lives, strict=True) if found]
 
     def _turn(self) -> AttemptPlan | Over | None:
-        attempts, number = self.accounts.load(), self.accounts.next()
+        number, attempts = self.accounts.next(), self.accounts.load()  # so that a plan put meanwhile is seen, not skipped
         newest = attempts[-1] if attempts else None
         if self._since == 0:
             self._arrive(newest, number)
@@ -217,9 +217,8 @@ class Rendezvous:
 
     def _arrive(self, newest: Attempt | None, number: int) -> None:
         """What there was before this supervisor: an attempt that was open then is the first of its job that it has seen."""
-        is_open = newest is not None and newest.is_open
         self._arrived, self._started = number - 1, self.clock.utc()
-        self._since = max(1, number - 1 if is_open else number)
+        self._since = newest.number if newest is not None and newest.is_open else number
 
     def _replaced(self, newest: Attempt) -> Over | None:
         """Whether another supervisor has the run, or this one's node."""

@@ -286,7 +286,9 @@ def test_a_beat_needs_no_room_but_that_of_the_first(tmp_path: Path) -> None:
     begin(tmp_path, 0)
     path, long = beat_file(tmp_path, 0), dict.fromkeys(["init", "restore", "restored", "first-step"], 123456789.123456789)
     before = path.stat()
-    write(tmp_path, Beat(rank=0, pid=2**22, phase="restore", at=1e9 / 3, since=1e9 / 3, step=10**12 - 1, steps=10**15, marks=long))
+    write(
+        tmp_path, Beat(rank=0, pid=2**22, phase="restore", at=1e9 / 3, since=1e9 / 3, step=10**12 - 1, steps=10**15, marks=long)
+    )
     after = path.stat()
     assert (after.st_ino, after.st_size, after.st_blocks) == (before.st_ino, before.st_size, before.st_blocks)
     assert len(heartbeat._encode(told(tmp_path))) < heartbeat.SIZE / 2

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from ckptcore.errors import Damaged, StoreError, StoreFull, StoreUnavailable
 from ckptcore.incarnations import undecided
 from ckptcore.names import GenerationId
 from ckptcore.store import Storage, Store
+from ckptsupervise import accounts
 from ckptsupervise.accounts import PATIENCE
 from ckptsupervise.deadlines import Deadlines
 from ckptsupervise.home import Home
@@ -41,6 +44,7 @@ class World:
         self.engine = FakeEngine(self.clock, [])
 
     def supervise(self, *scripts: Script, policy: Policy | None = None, **engine: Any) -> Result:
+        listener = engine.pop("listener", self.told.append)
         self.engine = FakeEngine(self.clock, scripts, **engine)
         return Supervise(
             store=self.store,
@@ -49,7 +53,7 @@ class World:
             policy=policy or Policy(nproc=2, min_nproc=2),
             limits=Limits(deadlines=Deadlines(train=10)),
             engine=self.engine,
-            listener=self.told.append,
+            listener=listener,
             asked=self.asked,
             clock=self.clock,
             top=self.top,
@@ -336,7 +340,7 @@ def test_what_a_living_supervisor_does_is_left_to_it(world: World) -> None:
 def test_a_store_that_is_away_for_a_while_is_waited_for(world: World) -> None:
     world.store = FaultyStore(world.store, lambda operation, _: operation == "list", times=3)
     assert world.supervise(finishing).reason == "finished"
-    assert len([told for told in world.told if told.event == "waiting"]) == 3
+    assert len([told for told in world.told if told.event == "waiting"]) == 1, "the same reason is told once"
 
 
 def test_that_training_has_caught_up_is_recorded_once_the_store_is_there(world: World) -> None:
@@ -364,8 +368,7 @@ def test_what_a_store_refuses_to_record_is_recorded_once_it_is_mended(world: Wor
     assert world.supervise(finishing).reason == "finished"
     assert (broken.left, world.outcomes()) == (0, ["finished"])
     waiting = [told.message for told in world.told if told.event == "waiting"]
-    assert waiting
-    assert set(waiting) == {"waiting for the store: no room"}
+    assert waiting == ["waiting for the store: no room"]
 
 
 def test_a_store_that_is_full_from_the_start_is_waited_for(world: World) -> None:
@@ -380,6 +383,49 @@ def test_what_cannot_be_waited_for_ends_with_an_event(world: World, error: Excep
         world.supervise(finishing)
     assert [(told.event, told.message) for told in world.told] == [("given-up", f"supervision ends: {error}")]
     assert world.clock.now < 1000 + PATIENCE / 10
+
+
+def test_each_reason_is_told_once(world: World) -> None:
+    errors = iter(["slow down", "slow down", "no route", "no route", "slow down"])
+    world.store = FaultyStore(world.store, lambda *_: True, lambda: StoreUnavailable(next(errors)), times=5)
+    assert world.supervise(finishing).reason == "finished"
+    waiting = [told.message for told in world.told if told.event == "waiting"]
+    assert waiting == [f"waiting for the store: {why}" for why in ("slow down", "no route", "slow down")]
+
+
+@pytest.mark.parametrize("record", ["", "resumed.json", "end.json"])
+def test_a_store_that_never_answers_is_told_of_and_does_not_keep_from_stopping(
+    world: World, monkeypatch: pytest.MonkeyPatch, record: str
+) -> None:
+    monkeypatch.setattr(accounts, "SOON", 0.5)
+    monkeypatch.setattr(accounts, "HURRY", 1.0)
+    answers = threading.Event()
+    world.store = BlockingStore(world.store, record, answers)
+
+    def told(each: Told) -> None:
+        world.told.append(each)
+        if each.event in ("waiting", "recovered"):
+            world.asked.take(signal.SIGTERM)
+
+    try:
+        assert world.supervise(plain, listener=told).reason == "preempted"
+    finally:
+        answers.set()
+    slow = [each.message for each in world.told if each.event == "waiting"]
+    assert record == "resumed.json" or slow == ["the store does not answer yet"]
+
+
+class BlockingStore(WrappedStore):
+    """Answers nothing about keys that end so."""
+
+    def __init__(self, inner: Store, end: str, answers: threading.Event) -> None:
+        super().__init__(inner)
+        self.end, self.answers = end, answers
+
+    def around(self, operation: str, key: str, call: Callable[[], Any]) -> Any:  # noqa: ARG002
+        if key.endswith(self.end):
+            assert self.answers.wait(60)
+        return call()
 
 
 def test_a_full_store_does_not_keep_from_stopping(world: World) -> None:
