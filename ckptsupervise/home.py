@@ -117,7 +117,8 @@ def _top() -> Path:
 
 def _private(path: Path) -> Path:
     """A folder of this user's alone; raises `CallError` if somebody else has made it."""
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with suppress(FileExistsError):  # also of one that was there, and is gone when Python looks what it is
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise CallError(f"{path} belongs to somebody else: set TMPDIR to a folder of your own")
