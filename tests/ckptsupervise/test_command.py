@@ -44,7 +44,9 @@ def test_a_killed_rank_is_noticed_and_the_job_goes_on_from_its_newest_commit(job
     assert seconds(first.end) < 2
     assert second.plan.committed is not None
     committed = GenerationId.parse(second.plan.committed).step
-    assert committed in (10, 15), "on a slow disk rank 0 has no time left to write what it saved at 15"
+    assert committed in (10, 15, 18), (
+        "on a slow disk rank 0 has no time left for 15; told to end before it goes on it saves at 18"
+    )
     assert f"attempt 2 of 2 ranks from step {committed}\n" in ckpt.output
     assert second.end is not None
     assert (second.end.outcome, job.head) == ("finished", 40)
