@@ -32,6 +32,9 @@ from ckptsupervise.supervisor import Result, Supervise
 from ckptsupervise.telling import Told
 from ckptsupervise.watching import Asked, Limits
 
+LONGEST = 200
+"""Characters of a node's name that records hold."""
+
 _PHASES = tuple(Deadlines.__dataclass_fields__)
 _DEFAULTS = ", ".join(f"{phase}={shown(getattr(Deadlines(), phase)).replace(' ', '')}" for phase in _PHASES)
 
@@ -128,7 +131,7 @@ def supervise(
         "listener": _as_json if as_json else _for_people,
         "asked": asked,
     }
-    here = {"node": node or socket.gethostname(), "host": address or own_host(), "waits": _waits(join, silence)}
+    here = {"node": _named(node), "host": address or own_host(), "waits": _waits(join, silence)}
     job = SuperviseNodes(policy=of_nodes, **here, **shared) if nnodes > 1 else Supervise(policy=policy, **shared)
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # what it warns of is told by ours
     with _signals(asked):
@@ -140,6 +143,14 @@ def _check_found(program: str) -> None:
     if shutil.which(program) is None:
         where = "there is no such file that may be executed" if "/" in program else "it is in no folder of PATH"
         raise CallError(f"the command {program!r} cannot be run: {where}")
+
+
+def _named(node: str | None) -> str:
+    """This node's name, which records have to hold."""
+    name = node or socket.gethostname()
+    if len(name) > LONGEST:
+        raise CallError(f"--node {name[:20]}…: {len(name)} characters; expected {LONGEST} at most")
+    return name
 
 
 def _deadlines(given: Sequence[str]) -> Deadlines:

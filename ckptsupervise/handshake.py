@@ -2,7 +2,8 @@
 
 Whoever listens has a token, which is in the run's store alone: who can read the run can talk to it, and nobody else. Neither side
 sends the token. Each proves by it, of a number that the other has just drawn, that it knows it; so what was overheard once is of
-no use again, and who has taken over an address where a supervisor was is not taken for it.
+no use again, and who has taken over an address where a supervisor was is not taken for it. Somebody between the two who passes
+the proofs on can change what follows: networks where that is possible are not what this is for.
 """
 
 from __future__ import annotations

@@ -197,6 +197,7 @@ def test_json_lines(job: Supervised) -> None:
         (["--deadline", "compile=3s"], "expected PHASE=SPAN"),
         (["--nnodes", "2", "--min-nnodes", "3"], "expected 1 ≤ min_nnodes ≤ nnodes"),
         (["--nnodes", "2", "--silence", "1s"], "expected 2s at least"),
+        (["--nnodes", "2", "--node", "n" * 201], "201 characters; expected 200 at most"),
         (["--deadline", "train"], "expected a span of time"),
         (["--grace", "long"], "--grace 'long'"),
         (["--min-nproc", "3"], "1 ≤ min_nproc ≤ nproc"),
