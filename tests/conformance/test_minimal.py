@@ -103,7 +103,7 @@ def _judged(path: Path) -> str:
     return "valid"
 
 
-UNREAD = ("attempt-end", "attempt-plan", "attempt-resumed", "retired", "staged")
+UNREAD = ("attempt-end", "attempt-node", "attempt-plan", "attempt-resumed", "retired", "staged")
 """Kinds of records that a reader does not look into: they are there or not; a supervisor's are no part of a checkpoint."""
 
 
