@@ -16,7 +16,7 @@ from tests.ckptcore.failing import FaultyStore
 from tests.ckptcore.support import file_store
 from tests.ckptsupervise.nodes import Nodes, done, failing, nodes, train
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.whole
 
 
 @pytest.fixture
