@@ -88,9 +88,10 @@ def _restore(record: Mapping[str, Any], name: str, nbytes: int, floors: Mapping[
     What a disk had to give once, the page cache has for whoever reads it again.
     """
     cache, read = record["cache"], record["asked"] / nbytes
-    once = max(1.0, record["disk"] / nbytes)
-    again = 0.0 if name == "restore" else max(0.0, read - once)
-    floor = floors[f"floor_{cache}"] * (1.0 if name == "restore" else once) + (floors["floor_cached"] * again if again else 0.0)
+    floor = floors[f"floor_{cache}"]
+    if name != "restore":
+        once = max(1.0, record["disk"] / nbytes)
+        floor = floor * once + floors["floor_cached"] * max(0.0, read - once)
     return {
         f"{name}_{cache}_seconds": record["seconds"],
         f"{name}_{cache}_ratio": record["seconds"] / floors[f"floor_{cache}"],

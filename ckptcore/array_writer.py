@@ -186,11 +186,9 @@ class DatabaseWriter:
     def _lanes_for(self, nbytes: int) -> int:
         """How many lanes may be used: an object is in memory twice while it is sent, and has to hold the largest chunk."""
         self._largest = max(self._largest, nbytes)
-        return (
-            self._most_lanes
-            if self._objects_bytes is None
-            else max(1, min(self._most_lanes, self._objects_bytes // self._largest))
-        )
+        if self._objects_bytes is None:
+            return self._most_lanes
+        return max(1, min(self._most_lanes, self._objects_bytes // self._largest))
 
     def _new_file(self) -> tuple[Sink, str]:
         path = f"d/{len(self._files):032x}"

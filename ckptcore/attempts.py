@@ -7,7 +7,7 @@ several announce themselves for an attempt before it is planned.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeVar
@@ -83,25 +83,32 @@ class Attempts:
         self._known: dict[str, Record] = {}
 
     def load(self) -> list[Attempt]:
-        """All attempts that have a plan, oldest first: one listing, and of the records those that were not read before.
+        """All attempts that have a plan; see `look`."""
+        return self.look()[0]
+
+    def look(self) -> tuple[list[Attempt], int]:
+        """All attempts that have a plan, oldest first, and the number of the next: one listing, and the records not read before.
 
         What cannot be read, or belongs to another run, is logged and passed over.
         """
-        keys = [key for key in self._store.list(names.SUPERVISION) if names.parse_attempt_key(key)]
+        keys = self._keys()
         self._read([key for key in keys if key not in self._known])
         found: dict[int, dict[str, Any]] = {}
-        for key in keys:
-            number, what = names.parse_attempt_key(key) or (0, "")
+        for key, (number, what) in keys.items():
             if key in self._known:
                 found.setdefault(number, {})[what] = self._known[key]
             elif what == "end":
                 found.setdefault(number, {})["unread_end"] = True
-        return [Attempt(**parts) for _, parts in sorted(found.items()) if "plan" in parts]
+        return [Attempt(**parts) for _, parts in sorted(found.items()) if "plan" in parts], _after(keys)
 
     def next(self) -> int:
         """The number after the greatest that is there, whether or not its records can be read."""
-        parsed = (names.parse_attempt_key(key) for key in self._store.list(names.SUPERVISION))
-        return 1 + max((found[0] for found in parsed if found), default=0)
+        return _after(self._keys())
+
+    def _keys(self) -> dict[str, tuple[int, str]]:
+        """The keys of attempts, with the number and the kind of each."""
+        listed = ((key, names.parse_attempt_key(key)) for key in self._store.list(names.SUPERVISION))
+        return {key: parsed for key, parsed in listed if parsed}
 
     def plan(
         self,
@@ -313,3 +320,8 @@ def _clipped(incident: AttemptIncident) -> AttemptIncident:
     node = None if incident.node is None else _word(incident.node)
     changes = {"node": node, "message": records.clip(incident.message)}
     return AttemptIncident(**{name: changes.get(name, getattr(incident, name)) for name in incident.__struct_fields__})
+
+
+def _after(keys: Mapping[str, tuple[int, str]]) -> int:
+    """The number after the greatest of these keys."""
+    return 1 + max((number for number, _ in keys.values()), default=0)

@@ -256,11 +256,11 @@ class FileStore:
 
     def _apply_modes_above(self, top: str) -> None:
         """Those of the folders between the root and `top`, and of the files beside `top`: who writes data has made them."""
-        if self._file_mode is not None:
-            for name, is_directory in posix.scan(os.path.dirname(top)) if top != self.root else ():
-                if not is_directory:
-                    self._apply_mode(os.path.join(os.path.dirname(top), name), is_directory=False)
         directory = os.path.dirname(top)
+        if self._file_mode is not None and top != self.root:
+            for name, is_directory in posix.scan(directory):
+                if not is_directory:
+                    self._apply_mode(os.path.join(directory, name), is_directory=False)
         while len(directory) > len(self.root):
             self._apply_mode(directory, is_directory=True)
             directory = os.path.dirname(directory)

@@ -226,7 +226,7 @@ def reached_at(coordinator: str | None) -> tuple[tuple[str, ...], bool]:
     The likeliest first: the address from which this machine reaches the job's coordinator; where that is a loopback, the
     coordinator is here, under the name that the others know; then what the machine's own name stands for.
     """
-    found = [] if coordinator is None else _towards(coordinator)
+    found = [] if coordinator is None else towards(coordinator)
     if found and _is_loopback(found[0]):
         if coordinator in ("localhost", found[0]) or _is_loopback(coordinator):
             return tuple(found), True
@@ -236,7 +236,7 @@ def reached_at(coordinator: str | None) -> tuple[tuple[str, ...], bool]:
     return tuple(dict.fromkeys(name for name in found if name)), False
 
 
-def _towards(host: str) -> list[str]:
+def towards(host: str) -> list[str]:
     """The address of this machine in packets to `host`; nothing if that is not known."""
     with suppress(OSError):
         family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]

@@ -64,14 +64,14 @@ class Accounts:
         """All attempts so far."""
         return self._patiently(self._attempts.load)
 
-    def next(self) -> int:
-        """The number of the attempt that is to be planned next."""
-        return self._patiently(self._attempts.next)
+    def look(self) -> tuple[list[Attempt], int]:
+        """All attempts so far, and the number of the one that is to be planned next."""
+        return self._patiently(self._attempts.look)
 
     def plan(self, slots: Sequence[int], cause: Cause, committed: GenerationId | None) -> AttemptPlan:
         """Plan the next attempt; the plan that is there may be another supervisor's, who was quicker."""
         facts: dict[str, Any] = {"slots": slots, "nodes": [self.node] * len(slots), "cause": cause, "committed": committed}
-        return self.plan_for(self.next(), **facts)
+        return self.plan_for(self._patiently(self._attempts.next), **facts)
 
     def plan_for(self, number: int, **facts: Any) -> AttemptPlan:
         """Plan that attempt, with what `Attempts.plan` takes; as `plan`."""

@@ -11,6 +11,7 @@ import threading
 from contextlib import suppress
 
 from ckptcore.errors import CallError
+from ckptcore.wire import towards
 from ckptsupervise.handshake import GREETING, GREETING_BYTES, admit, enter, new_token
 from ckptsupervise.wire import AnyMessage, Channel, Join, LinkLost, joined
 
@@ -127,17 +128,4 @@ def answers(address: str, token: str, *, timeout: float) -> bool:
 
 def own_host() -> str:
     """The address of this node that its route to other networks begins at; the host's name where there is no such route."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # sends nothing
-        except OSError:
-            return socket.gethostname()
-        return probe.getsockname()[0]
-
-
-def free_port(host: str) -> int:
-    """A port of `host` that nobody listens on at the moment."""
-    family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
-    with socket.socket(family) as probe:
-        probe.bind((host, 0))
-        return probe.getsockname()[1]
+    return next(iter(towards("192.0.2.1")), socket.gethostname())

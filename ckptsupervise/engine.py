@@ -213,10 +213,11 @@ class ElasticEngine:
         return Elastic(order, apart=self._apart)
 
 
-def free_port() -> int:
-    """A port of the loopback that nobody listens on at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port of `host` that nobody listens on at the moment."""
+    family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+    with socket.socket(family) as probe:
+        probe.bind((host, 0))
         return probe.getsockname()[1]
 
 

@@ -112,7 +112,7 @@ class Rendezvous:
         return [node for node, found in zip(nodes, lives, strict=True) if found]
 
     def _turn(self) -> AttemptPlan | Over | None:
-        number, attempts = self.accounts.next(), self.accounts.load()  # so that a plan put meanwhile is seen, not skipped
+        attempts, number = self.accounts.look()
         newest = attempts[-1] if attempts else None
         if self._since == 0:
             self._arrive(newest, number)

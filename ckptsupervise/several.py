@@ -11,7 +11,6 @@ import signal
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,8 @@ from ckptsupervise.accounts import Accounts
 from ckptsupervise.attempt_parts import Parts
 from ckptsupervise.ended import told_end
 from ckptsupervise.ending import Ending, LostNode
-from ckptsupervise.endpoint import Endpoint, free_port
-from ckptsupervise.engine import Engine, Running
+from ckptsupervise.endpoint import Endpoint
+from ckptsupervise.engine import Engine, Running, free_port
 from ckptsupervise.explanation import explain
 from ckptsupervise.following import Following
 from ckptsupervise.guard import Guard
@@ -226,8 +225,7 @@ class _Part:
     def _room(self, plan: AttemptPlan, history: Sequence[Attempt]) -> str:
         """Why to go on with other nodes; asked in a thread of its own, and so with accounts of its own."""
         waiting = Attempts(self._job.store).announced(plan.attempt + 1)
-        now = datetime.fromisoformat(self._clock.utc()).timestamp()
-        return self._job.policy.room(history, plan, self._rendezvous.reached(waiting), now) if waiting else ""
+        return self._job.policy.room(history, plan, self._rendezvous.reached(waiting), self._now().utc) if waiting else ""
 
     def _grows_at(self, plan: AttemptPlan, history: Sequence[Attempt]) -> float | None:
         instant, nodes = self._now(), self._accounts.announced(plan.attempt)
@@ -305,7 +303,7 @@ class _Part:
         return Result(reason="no-progress", message=over.message, details=tuple(details))
 
     def _now(self) -> Instant:
-        return Instant(monotonic=self._clock.monotonic(), utc=datetime.fromisoformat(self._clock.utc()).timestamp())
+        return Instant.of(self._clock)
 
     def _tell(self, event: Event, message: str, **facts: Any) -> None:
         self._job.listener(Told(at=self._clock.utc(), event=event, message=message, **facts))

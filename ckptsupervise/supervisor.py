@@ -13,7 +13,6 @@ import signal
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -244,7 +243,7 @@ class _Supervision:
         return Result(reason="preempted", message=f"told to stop by {signal.Signals(number).name}", signal=number)
 
     def _now(self) -> Instant:
-        return Instant(monotonic=self._clock.monotonic(), utc=datetime.fromisoformat(self._clock.utc()).timestamp())
+        return Instant.of(self._clock)
 
     def _tell(self, event: Event, message: str, **facts: Any) -> None:
         self._job.listener(Told(at=self._clock.utc(), event=event, message=message, **facts))

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import Self
 
+from ckptcore.clock import Clock
 from ckptcore.heartbeat import Beat
 from ckptsupervise.deadlines import hindmost
 
@@ -20,6 +22,11 @@ class Instant:
 
     monotonic: float
     utc: float
+
+    @classmethod
+    def of(cls, clock: Clock) -> Self:
+        """Now."""
+        return cls(monotonic=clock.monotonic(), utc=datetime.fromisoformat(clock.utc()).timestamp())
 
     def date(self, monotonic: float) -> datetime:
         """The time of a moment of `CLOCK_MONOTONIC`."""

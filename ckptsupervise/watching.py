@@ -136,7 +136,7 @@ class Watch:
         self._detected: float | None = None
         self._kill_at: float | None = None
         self._killed_at: float | None = None
-        self._killing = self._told_lost = self._opened = False
+        self._told_lost = self._opened = False
 
     def run(self) -> Watched:
         """Look again and again until all ranks have ended, then end what they have left."""
@@ -199,7 +199,7 @@ class Watch:
         if self._asked.signals and self._stopping != "preempted":
             self._stopping = "preempted"
             self._stop(now, gone, f"told to stop: ranks have {self._limits.grace:g} s to save and end")
-        if len(self._asked.signals) > 1 and not self._killing:
+        if len(self._asked.signals) > 1 and self._killed_at is None:
             self._kill_at = now
 
     def _check_lost(self, now: float) -> None:
@@ -274,8 +274,8 @@ class Watch:
             self._signalled |= there
 
     def _kill(self) -> None:
-        if not self._killing:
-            self._killing, self._killed_at = True, self._clock.monotonic()
+        if self._killed_at is None:
+            self._killed_at = self._clock.monotonic()
             self._tell("killing", "what is left is killed")
         self._running.kill()
 

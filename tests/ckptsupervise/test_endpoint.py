@@ -17,7 +17,7 @@ from ckptcore.attempts import Member
 from ckptcore.clock import Clock
 from ckptcore.errors import CallError
 from ckptcore.heartbeat import Beat
-from ckptsupervise import endpoint
+from ckptsupervise import endpoint, engine
 from ckptsupervise.ending import Exit, LostNode, ending
 from ckptsupervise.endpoint import Endpoint, answers, connect
 from ckptsupervise.handshake import GREETING_BYTES, admit, enter, new_token
@@ -253,7 +253,7 @@ def test_a_link_that_is_lost() -> None:
 
 def test_this_node_has_an_address() -> None:
     assert endpoint.own_host()
-    assert 0 < endpoint.free_port("127.0.0.1") < 65536
+    assert 0 < engine.free_port("127.0.0.1") < 65536
 
 
 def test_a_lost_node_is_the_reason_unless_a_rank_had_failed_before() -> None:
