@@ -83,7 +83,8 @@ def _sweep(run: Path) -> tuple[list[Lost], list[str]]:
     for folder in sorted(run.iterdir()):
         lock = _lock(folder)
         if lock is None:
-            living.append(folder.name)
+            if folder.exists():
+                living.append(folder.name)
             continue
         lost.append(_cleared(folder))
         os.close(lock)
@@ -126,17 +127,25 @@ def _private(path: Path) -> Path:
 
 
 def _lock(folder: Path) -> int | None:
-    """A descriptor that holds the folder's lock; None if somebody else does, or there is no such folder."""
+    """A descriptor that holds the folder's lock; None if somebody else does, or there is no such folder (any more)."""
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
         return None
-    try:
+    with suppress(OSError):
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(handle)
-        return None
-    return handle
+        if _is_at(handle, folder):
+            return handle
+    os.close(handle)
+    return None
+
+
+def _is_at(handle: int, folder: Path) -> bool:
+    """Whether the open folder is still there: its owner may have removed it before the lock was had."""
+    try:
+        return os.path.samestat(os.fstat(handle), folder.stat())
+    except FileNotFoundError:
+        return False
 
 
 @contextmanager
@@ -158,8 +167,7 @@ def _turn(folder: Path) -> int | None:
     except FileNotFoundError:
         return None
     fcntl.flock(handle, fcntl.LOCK_EX)
-    with suppress(FileNotFoundError):
-        if os.path.samestat(os.fstat(handle), folder.stat()):
-            return handle
+    if _is_at(handle, folder):
+        return handle
     os.close(handle)
     return None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -203,3 +205,20 @@ def test_the_place_is_the_same_in_every_folder_that_a_rank_goes_to(tmp_path: Pat
     home = Home.make("file:///run", "aa" * 8)
     home.close()
     assert home.path.is_relative_to(tmp_path)
+
+
+def test_one_that_leaves_while_it_is_looked_at_is_neither_dead_nor_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leaving = Home.make(URL, "aa", top=tmp_path)
+    locked = fcntl.flock
+
+    def leave_first(handle: int, operation: int) -> None:
+        if operation & fcntl.LOCK_NB and leaving.path.exists():
+            shutil.rmtree(leaving.path)
+            os.close(leaving._lock)
+        locked(handle, operation)
+
+    monkeypatch.setattr(fcntl, "flock", leave_first)
+    home = Home.make(URL, "bb", top=tmp_path)
+    assert not leaving.path.exists()
+    assert (home.lost, home.living) == ((), ())
+    home.close()
