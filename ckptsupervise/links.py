@@ -17,11 +17,14 @@ from ckptsupervise.wire import AnyMessage, Channel, Finished, LinkLost, State, T
 TICK = 1.0
 """Seconds between two signs of life of a supervisor."""
 
+DRIFT = 1e-3
+"""Seconds a second by which another node's clock may fall behind this one's: it may be slow, or its machine may have slept."""
+
 
 class Link:
     """To one node, whose `ranks` it starts. Threads write what it tells, and others read it.
 
-    Moments of its clock are told as those of this node's, as exactly as the quickest message was.
+    Moments of its clock are told as those of this node's, as exactly as the quickest of the messages that came lately was.
     """
 
     def __init__(self, member: Member, ranks: Sequence[int], channel: Channel, clock: Clock) -> None:
@@ -58,9 +61,9 @@ class Link:
         return self.finished.words if self.finished else {}
 
     def tell(self, message: AnyMessage) -> None:
-        """Send a message; who cannot be told is lost."""
+        """Send a message; who cannot be told is lost. One that has finished is told nothing more, and so is not lost either."""
         try:
-            if self.lost is None:
+            if self.lost is None and self.finished is None:
                 self._channel.send(message)
         except LinkLost as error:
             self._lose(error)
@@ -85,6 +88,7 @@ class Link:
     def _take(self, message: AnyMessage) -> None:
         now = self._clock.monotonic()
         with self._changed:
+            self.offset += DRIFT * (now - self._heard)
             self._heard = now
             if isinstance(message, State | Finished):
                 state = message if isinstance(message, State) else message.state
@@ -98,7 +102,7 @@ class Link:
 
     def _lose(self, error: LinkLost) -> None:
         with self._changed:
-            if self.lost is None:
+            if self.lost is None and self.finished is None:  # its end may come between a look and a message
                 self.lost = LostNode(node=self.member.node, since=self._heard, message=str(error))
             self._changed.notify_all()
 
