@@ -43,12 +43,16 @@ TELL = 0.5
 STUCK = 40.0
 """Seconds without a turn of its loop after which a supervisor no longer says that it lives: what it has to do takes less."""
 
+LEAVE = 10.0
+"""Seconds that the node that leads has to end an attempt that has no ranks yet, once this one is told to stop."""
+
 
 @dataclass
 class Following:
     """This node's part of `attempt`, which `leader` leads. `start`: starts its ranks. `folder`: of their heartbeats.
 
-    `timeout`: seconds in which the leader has to be reached. `silence`: after which it is lost.
+    `timeout`: seconds in which the leader has to be reached, and again until it takes this node in: it may be about to look into
+    a slow store. `silence`: after which it is lost from then on.
     """
 
     attempt: int
@@ -71,6 +75,7 @@ class Following:
         except LinkLost as error:
             return self._watched(str(error), launched)
         self._running: Running | None = None
+        self._asked_at: float | None = None
         self._inbox: queue.SimpleQueue[AnyMessage | LinkLost] = queue.SimpleQueue()
         self._done, self._turned = threading.Event(), launched
         threads = [threading.Thread(target=work, args=(channel,), daemon=True) for work in (self._listen, self._tick)]
@@ -92,14 +97,20 @@ class Following:
     def _join(self) -> Channel:
         for left in self.clock.polls(self.timeout, first=0.1, most=2.0):
             try:
-                channel = connect(self.leader.address, self.leader.token, timeout=self.silence)
-                channel.send(Join(nonce=self.nonce, attempt=self.attempt))
+                return self._joined(connect(self.leader.address, self.leader.token, timeout=self.silence))
             except LinkLost:
                 if left <= 0 or self.asked.signals:
                     raise
-                continue
-            return channel
         raise LinkLost("cannot be reached")
+
+    def _joined(self, channel: Channel) -> Channel:
+        try:
+            channel.send(Join(nonce=self.nonce, attempt=self.attempt))
+        except LinkLost:
+            channel.close()
+            raise
+        channel.give(self.timeout)
+        return channel
 
     def _serve(self, channel: Channel) -> None:
         told, told_at = None, float("-inf")
@@ -112,9 +123,19 @@ class Following:
             if news != told or now - told_at >= TELL:
                 channel.send(state)
                 told, told_at = news, now
+            self._check_kept(now)
             if self._running is not None and len(self.asked.signals) > 1:
                 self._running.kill()
             self.clock.sleep(LOOK)
+
+    def _check_kept(self, now: float) -> None:
+        """Told to stop before ranks were started, this node leaves after a while: the store may keep the one that leads."""
+        if self._running is not None or not self.asked.signals:
+            self._asked_at = None
+        elif self._asked_at is None:
+            self._asked_at = now
+        elif now - self._asked_at > LEAVE:
+            raise LinkLost("this node was told to stop, and is not told to end what has not begun")
 
     def _obey(self, channel: Channel) -> bool:
         """Do all that was told meanwhile; whether that was all."""
@@ -186,6 +207,7 @@ class Following:
         while True:
             try:
                 self._inbox.put(channel.receive())
+                channel.give(self.silence)
             except LinkLost as error:
                 self._inbox.put(error)
                 return

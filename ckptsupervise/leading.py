@@ -78,9 +78,7 @@ class RunningOnNodes:
         """On all nodes at a time; what is left on others is theirs to tell of, and so is not returned."""
         self._links.tell(Finish(timeout=timeout))
         left = self._local.finish(timeout)
-        for waited in self._clock.polls(timeout + 5.0, first=0.02, most=0.2):  # they need as long as this one
-            if waited <= 0 or all(link.finished or link.lost for link in self._links.all()):
-                break
+        await_finished(self._links, timeout, clock=self._clock)
         return left
 
     def beats(self, folder: Path) -> list[Beat]:
@@ -138,6 +136,13 @@ class AskedOnNodes:
         """Whose supervisor was asked to stop."""
         own = [self._node] if self._own.signals else []
         return own + [link.member.node for link in self._links.all() if link.state.asked]
+
+
+def await_finished(links: Links, timeout: float, *, clock: Clock) -> None:
+    """Wait for all that were told to finish within `timeout` seconds: a link that is closed before may take that along."""
+    for left in clock.polls(timeout + 5.0, first=0.02, most=0.2):  # they need as long as this one
+        if left <= 0 or all(link.finished or link.lost for link in links.all()):
+            return
 
 
 def assemble(parts: Parts, endpoint: Endpoint, links: Links, asked: Asking, *, timeout: float, clock: Clock) -> LostNode | None:

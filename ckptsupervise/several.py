@@ -29,7 +29,7 @@ from ckptsupervise.explanation import explain
 from ckptsupervise.following import Following
 from ckptsupervise.guard import Guard
 from ckptsupervise.home import Home
-from ckptsupervise.leading import AskedOnNodes, RunningOnNodes, assemble
+from ckptsupervise.leading import AskedOnNodes, RunningOnNodes, assemble, await_finished
 from ckptsupervise.links import Links
 from ckptsupervise.nodes_policy import NodesPolicy
 from ckptsupervise.orders import Group, Order
@@ -124,7 +124,6 @@ class _Part:
                 raise
             result = self._result(Over(reason="preempted", message="told to stop"))
         finally:
-            self._rendezvous.close()
             self._accounts.close()
         event: Event = "given-up" if result.reason == "no-progress" else result.reason
         self._tell(event, result.message, details=[*result.details, *filter(None, [self._accounts.elsewhere])])
@@ -136,7 +135,7 @@ class _Part:
             if isinstance(plan, Over):
                 return self._result(plan)
             taken = self._take_part(Parts(plan))
-            self._rendezvous.done(plan.attempt)
+            self._rendezvous.done(plan.attempt, lost=self._lost is not None and self._lost[0] == plan.attempt)
             if taken is not None:
                 return Result(reason="superseded", message=taken)
 
@@ -151,20 +150,25 @@ class _Part:
 
     def _lead(self, parts: Parts) -> str | None:
         plan, links = parts.plan, Links()
-        before = self._accounts.load()
         asked = AskedOnNodes(self._job.asked, self._job.node, links)
         try:
             lost = assemble(parts, self._endpoint, links, asked, timeout=self._job.waits.assemble, clock=self._clock)
-            watched = self._unlaunched(plan, lost) if lost or asked.signals else self._watched(parts, before, links, asked)
-            if lost or not watched.timeline.beats:
+            if lost or asked.signals:
+                watched = self._unlaunched(plan, lost)
                 links.tell(Finish(timeout=LAST))
+                await_finished(links, LAST, clock=self._clock)
+            else:
+                watched = self._watched(parts, links, asked)
             return self._recorded(plan, watched, asked.nodes())
         finally:
             links.close()
 
-    def _watched(self, parts: Parts, attempts: Sequence[Attempt], links: Links, asked: AskedOnNodes) -> Watched:
+    def _watched(self, parts: Parts, links: Links, asked: AskedOnNodes) -> Watched:
         job, plan = self._job, parts.plan
+        # First, since the store may take long: who has come hears signs of life meanwhile, and no rank runs that nobody watches.
+        attempts = self._accounts.load()
         history = self._rendezvous.history([each for each in attempts if each.number < plan.attempt])
+        grows_at = self._grows_at(plan, history)
         running = self._launched(parts, links)
         with Room(lambda: self._room(plan, history), pause=job.waits.look) as room:
             return Watch(
@@ -173,7 +177,7 @@ class _Part:
                 job.limits,
                 asked,
                 target=max((each.end.last_step or 0 for each in attempts if each.end is not None), default=0),
-                grows_at=self._grows_at(plan, history),
+                grows_at=grows_at,
                 can_drain=job.policy.can_drop(plan),
                 listener=job.listener,
                 on_opened=lambda run, claimed: self._accounts.opened(run, claimed, lambda text: self._tell("warning", text)),

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ckptcore.attempts import Attempts, Supervisor
+from ckptcore.attempts import Attempt, Attempts, Supervisor
 from ckptcore.errors import StoreError
-from ckptsupervise import following, links, rendezvous
+from ckptsupervise import following, links, rendezvous, several
+from ckptsupervise.accounts import Accounts
 from tests.ckptcore.failing import FaultyStore
 from tests.ckptcore.support import file_store
 from tests.ckptsupervise.nodes import Nodes, done, failing, nodes, train
@@ -166,6 +170,105 @@ def test_a_leader_that_lives_and_records_nothing_is_not_waited_for_for_ever(job:
     assert result.reason == "no-progress"
     assert "node a, which led it, does not say how" in result.message
     assert job.outcomes() == [None]
+
+
+@pytest.mark.parametrize("where", ["before it takes the others in", "after"])
+def test_a_leader_that_waits_for_its_store_is_not_lost(job: Nodes, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """Longer than its silence would be taken for a loss: nothing runs yet, and nobody starts anything that nobody watches."""
+    job.waits = replace(job.waits, silence=2.0, assemble=20.0)
+    started: list[int] = []
+    loaded = threading.Event()
+    assemble, load, announced = several.assemble, Accounts.load, Accounts.announced
+
+    def slow_to_assemble(*given: Any, **how: Any) -> Any:
+        time.sleep(3.0)
+        return assemble(*given, **how)
+
+    def slow_to_load(accounts: Accounts) -> list[Attempt]:
+        if not loaded.is_set():
+            loaded.set()
+            time.sleep(3.0)
+        return load(accounts)
+
+    def seen_announced(accounts: Accounts, number: int) -> list[Any]:
+        started.append(len(a.orders) + len(b.orders))
+        return announced(accounts, number)
+
+    if where == "after":
+        monkeypatch.setattr(Accounts, "load", slow_to_load)
+        monkeypatch.setattr(Accounts, "announced", seen_announced)
+    else:
+        monkeypatch.setattr(several, "assemble", slow_to_assemble)
+    b, a = job.start("b", done(1), min_nnodes=2), job.start("a", done(1), min_nnodes=2)
+    assert [node.result.reason for node in (a, b) if node.join() and node.result] == ["finished"] * 2
+    assert job.outcomes() == ["finished"]
+    assert set(started) <= {0}, "ranks run, and their supervisor waits for the store"
+
+
+def test_a_node_is_told_to_stop_while_the_one_that_leads_waits_for_its_store(job: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "LEAVE", 0.5)
+    goes_on, load = threading.Event(), Accounts.load
+
+    def slow(accounts: Accounts) -> list[Attempt]:
+        assert goes_on.wait(30)
+        return load(accounts)
+
+    monkeypatch.setattr(Accounts, "load", slow)
+    a, b = job.start("a", done(1), max_restarts=0), job.start("b", done(1))
+    b.wait_for("led by a")
+    b.asked.take(signal.SIGTERM)
+    result = b.join()
+    assert result is not None
+    assert (result.reason, result.signal) == ("preempted", signal.SIGTERM)
+    assert b.orders == []
+    goes_on.set()
+    a.join()
+
+
+def test_a_leader_that_is_slow_to_record_the_end_is_not_replaced_for_one_answer(
+    job: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A spare node is there, so enough would be to go on at once, with a job that has finished."""
+    end, answers = Accounts.end, rendezvous.answers
+    busy = threading.Event()
+
+    def slow(accounts: Accounts, *given: Any) -> None:
+        if accounts.node == "a":
+            busy.set()
+            time.sleep(2.0)
+        end(accounts, *given)
+
+    def away(address: str, token: str, *, timeout: float) -> bool:
+        leader = job.attempts[0].plan.members[0].address if busy.is_set() else ""
+        return address != leader and answers(address, token, timeout=timeout)
+
+    monkeypatch.setattr(Accounts, "end", slow)
+    monkeypatch.setattr(rendezvous, "answers", away)
+    found = [job.start(name, done(2), min_nnodes=2) for name in "ab"]
+    found[0].wait_for("attempt 1: 4 ranks")
+    found.append(job.start("c", done(2), min_nnodes=2))
+    assert [node.result.reason for node in found if node.join() and node.result] == ["finished"] * 3
+    assert job.outcomes() == ["finished"]
+
+
+def test_what_ends_before_it_begins_is_no_loss_of_the_one_that_leads(job: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One node does not come; the other one takes its time to say that it has nothing to end."""
+    job.waits = replace(job.waits, assemble=1.0)
+    finished = following.Following._finished
+
+    def slow(self: Any, message: Any) -> Any:
+        time.sleep(2.5)
+        return finished(self, message)
+
+    monkeypatch.setattr(following.Following, "_finished", slow)
+    c = job.start("c", nnodes=3, min_nnodes=3, max_restarts=0)
+    c.wait_for("1 of 3 nodes")
+    c.stall()
+    a, b = (job.start(name, nnodes=3, min_nnodes=3, max_restarts=0) for name in "ab")
+    for node in (a, b):
+        assert node.join() is not None
+    assert any("node c, did not join within 1 s" in each for each in a.said)
+    assert not any("is lost" in each for each in b.said), b.said
 
 
 def test_all_stop_for_want_of_progress(job: Nodes) -> None:
