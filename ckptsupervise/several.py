@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ckptcore.attempts import Attempt, AttemptPlan, Attempts, Supervisor
+from ckptcore.attempts import Attempt, AttemptNode, AttemptPlan, Attempts, Supervisor
 from ckptcore.clock import Clock
 from ckptcore.errors import CheckpointError, StoreError
 from ckptcore.names import GenerationId
@@ -166,9 +166,9 @@ class _Part:
     def _watched(self, parts: Parts, links: Links, asked: AskedOnNodes) -> Watched:
         job, plan = self._job, parts.plan
         # First, since the store may take long: who has come hears signs of life meanwhile, and no rank runs that nobody watches.
-        attempts = self._accounts.load()
-        history = self._rendezvous.history([each for each in attempts if each.number < plan.attempt])
-        grows_at = self._grows_at(plan, history)
+        attempts, there = self._accounts.load(), self._accounts.announced(plan.attempt)
+        history = self._rendezvous.history([each for each in attempts if each.number < plan.attempt], there)  # as was planned by
+        grows_at = self._grows_at(plan, history, there)
         running = self._launched(parts, links)
         with Room(lambda: self._room(plan, history), pause=job.waits.look) as room:
             return Watch(
@@ -231,9 +231,9 @@ class _Part:
         waiting = Attempts(self._job.store).announced(plan.attempt + 1)
         return self._job.policy.room(history, plan, self._rendezvous.reached(waiting), self._now().utc) if waiting else ""
 
-    def _grows_at(self, plan: AttemptPlan, history: Sequence[Attempt]) -> float | None:
-        instant, nodes = self._now(), self._accounts.announced(plan.attempt)
-        at = self._job.policy.grows_at(history, plan, {each.node: each.slots for each in nodes})
+    def _grows_at(self, plan: AttemptPlan, history: Sequence[Attempt], there: Sequence[AttemptNode]) -> float | None:
+        instant = self._now()
+        at = self._job.policy.grows_at(history, plan, {each.node: each.slots for each in there})
         return None if at is None else at - instant.utc + instant.monotonic
 
     # As another node

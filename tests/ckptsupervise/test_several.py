@@ -149,6 +149,16 @@ def test_a_node_that_keeps_failing_is_left_out(job: Nodes) -> None:
     assert [each.plan.cause for each in job.attempts] == ["start", "restart", "shrunk"]
 
 
+def test_a_leader_that_came_later_leaves_out_whom_the_others_know_to_fail(job: Nodes) -> None:
+    options: dict[str, Any] = {"nnodes": 3, "tries": 2, "max_restarts": 5}
+    c, b = job.start("c", failing(0.3), **options), job.start("b", train, train, train, done(2), **options)
+    b.wait_for("attempt 3: 2 ranks on b,")
+    a = job.start("a", done(2), **options)
+    assert [node.result.reason for node in (a, b, c) if node.join() and node.result] == ["finished"] * 3
+    assert job.members() == [["b", "c"], ["b", "c"], ["b"], ["a", "b"]]
+    assert job.outcomes() == ["failed", "failed", "resized", "finished"]
+
+
 def test_a_node_that_was_left_out_comes_back(job: Nodes) -> None:
     options = {"tries": 2, "max_restarts": 5, "grow_after": 3.0}
     a = job.start("a", failing(0.3), failing(0.3), done(1), **options)
