@@ -65,15 +65,18 @@ class Following:
     timeout: float
     silence: float
     clock: Clock
+    lost: str = ""
+    """Why the leader was lost; empty if it has seen to the end."""
 
-    def run(self) -> Watched | None:
-        """Take part to the end. None if the leader has seen to that; else what is known here of an attempt that lost it."""
+    def run(self) -> Watched:
+        """Take part to the end. What is known here of it: this counts if the leader does not come to record the end (U-20)."""
         launched = self.clock.monotonic()
         self._timeline = Timeline(launched=launched, size=self.size)
         try:
             channel = self._join()
         except LinkLost as error:
-            return self._watched(str(error), launched)
+            self.lost = str(error)
+            return self._watched(self.lost, launched)
         self._running: Running | None = None
         self._asked_at: float | None = None
         self._inbox: queue.SimpleQueue[AnyMessage | LinkLost] = queue.SimpleQueue()
@@ -84,15 +87,15 @@ class Following:
         try:
             self._serve(channel)
         except LinkLost as error:
-            detected = self.clock.monotonic()
+            self.lost, detected = str(error), self.clock.monotonic()
             self._end()
-            return self._watched(str(error), detected)
+            return self._watched(self.lost, detected)
         finally:
             self._done.set()
             channel.close()
             for thread in threads:
                 thread.join()
-        return None
+        return self._watched("it has ended the attempt, and was lost before it recorded how", self.clock.monotonic())
 
     def _join(self) -> Channel:
         for left in self.clock.polls(self.timeout, first=0.1, most=2.0):

@@ -94,7 +94,8 @@ class _Part:
             clock=job.clock,
         )
         self._places = job.policy.each.nproc
-        self._lost: tuple[int, Watched] | None = None
+        self._known: tuple[int, Watched] | None = None
+        self._lost = 0
         self._rendezvous = Rendezvous(
             accounts=self._accounts,
             own=own,
@@ -135,7 +136,7 @@ class _Part:
             if isinstance(plan, Over):
                 return self._result(plan)
             taken = self._take_part(Parts(plan))
-            self._rendezvous.done(plan.attempt, lost=self._lost is not None and self._lost[0] == plan.attempt)
+            self._rendezvous.done(plan.attempt, lost=self._lost == plan.attempt)
             if taken is not None:
                 return Result(reason="superseded", message=taken)
 
@@ -243,7 +244,7 @@ class _Part:
         ranks = f"rank {own[0]}" if len(own) == 1 else f"ranks {own[0]} to {own[-1]}"
         message = f"attempt {plan.attempt}: {ranks} of {plan.processes}, led by {parts.leader.node}"
         self._tell("launched", message, attempt=plan.attempt, slots=list(parts.slots(self._job.node)))
-        watched = Following(
+        following = Following(
             attempt=plan.attempt,
             leader=parts.leader,
             nonce=self._own.nonce,
@@ -254,10 +255,11 @@ class _Part:
             timeout=self._job.waits.assemble,
             silence=self._job.waits.silence,
             clock=self._clock,
-        ).run()
-        if watched is not None:
-            self._lost = plan.attempt, watched
-            self._tell("died", f"node {parts.leader.node}, which led the attempt, is lost: {watched.ending.message}")
+        )
+        self._known = plan.attempt, following.run()
+        self._lost = plan.attempt if following.lost else 0
+        if following.lost:
+            self._tell("died", f"node {parts.leader.node}, which led the attempt, is lost: {following.lost}")
 
     # For both
 
@@ -284,8 +286,8 @@ class _Part:
 
     def _close_open(self, attempt: Attempt) -> None:
         """Record the end of an attempt whose leader cannot be reached: as it was here, or else that it is lost."""
-        if self._lost is not None and self._lost[0] == attempt.number:
-            self._accounts.end(attempt.plan, self._lost[1], self._now(), self._settled())
+        if self._known is not None and self._known[0] == attempt.number:
+            self._accounts.end(attempt.plan, self._known[1], self._now(), self._settled())
             return
         self._accounts.lost(attempt.plan, None, self._now(), None)
         self._tell("lost", f"attempt {attempt.number} has lost its supervisor", attempt=attempt.number)

@@ -18,7 +18,7 @@ from ckptsupervise import following, links, rendezvous, several
 from ckptsupervise.accounts import Accounts
 from tests.ckptcore.failing import FaultyStore
 from tests.ckptcore.support import file_store
-from tests.ckptsupervise.nodes import Nodes, done, failing, nodes, train
+from tests.ckptsupervise.nodes import Died, Nodes, done, failing, nodes, train
 
 pytestmark = pytest.mark.whole
 
@@ -259,6 +259,27 @@ def test_a_leader_that_is_slow_to_record_the_end_is_not_replaced_for_one_answer(
     found.append(job.start("c", done(2), min_nnodes=2))
     assert [node.result.reason for node in found if node.join() and node.result] == ["finished"] * 3
     assert job.outcomes() == ["finished"]
+
+
+def test_a_leader_that_dies_before_it_records_the_end(job: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who had a part in it records what was known there (U-20)."""
+    end = Accounts.end
+
+    def dying(accounts: Accounts, *given: Any) -> None:
+        if accounts.node == "a":
+            raise Died
+        end(accounts, *given)
+
+    monkeypatch.setattr(Accounts, "end", dying)
+    _, b = job.start("a", failing(1)), job.start("b", train, done(1))
+    assert b.join() is not None
+    assert job.outcomes() == ["failed", "finished"]
+    ended = job.attempts[0].end
+    assert ended is not None
+    assert ended.incident is not None
+    assert (ended.incident.kind, ended.incident.node) == ("node", "a")
+    assert "was lost before it recorded how" in ended.incident.message
+    assert ended.last_step
 
 
 def test_what_ends_before_it_begins_is_no_loss_of_the_one_that_leads(job: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
