@@ -156,4 +156,4 @@ def answers(address: str, token: str, *, timeout: float) -> bool:
 
 def own_host() -> str:
     """The address of this node that its route to other networks begins at; the host's name where there is no such route."""
-    return next(iter(towards("192.0.2.1")), socket.gethostname())
+    return next(iter(towards("192.0.2.1") or towards("2001:db8::1")), socket.gethostname())
