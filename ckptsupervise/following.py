@@ -67,6 +67,8 @@ class Following:
     clock: Clock
     lost: str = ""
     """Why the leader was lost; empty if it has seen to the end."""
+    left: Sequence[int] = ()
+    """Processes here that even SIGKILL did not end."""
 
     def run(self) -> Watched:
         """Take part to the end. What is known here of it: this counts if the leader does not come to record the end (U-20)."""
@@ -168,7 +170,7 @@ class Following:
         return {rank: own[rank] for rank in ranks if rank in own}
 
     def _finished(self, message: Finish) -> Finished:
-        left = [] if self._running is None else self._running.finish(message.timeout)
+        left = self.left = [] if self._running is None else self._running.finish(message.timeout)
         state = self._state()
         running = self._running
         words = {} if running is None else {each.rank: running.words(each.rank) for each in state.gone}
@@ -200,7 +202,7 @@ class Following:
         for _ in self.clock.polls(LAST, first=0.02, most=LOOK):
             if self._running.over:
                 break
-        self._running.finish(LAST)
+        self.left = self._running.finish(LAST)
 
     def _watched(self, message: str, detected: float) -> Watched:
         ending = Ending(outcome="failed", kind="node", node=self.leader.node, message=message)

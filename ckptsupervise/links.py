@@ -108,10 +108,13 @@ class Link:
 
 
 class Links:
-    """All of them, and a thread that gives each a sign of life."""
+    """All of them, and a thread that gives each a sign of life. `own`: this node, whose signs others miss after `silence`."""
 
-    def __init__(self) -> None:
+    def __init__(self, own: str, *, silence: float, clock: Clock) -> None:
+        self._own, self._silence, self._clock = own, silence, clock
         self._links: list[Link] = []
+        self._ticked = clock.monotonic()
+        self._stood = (0.0, self._ticked)
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._tick, name="ticks", daemon=True)
         self._thread.start()
@@ -130,9 +133,13 @@ class Links:
             link.tell(message)
 
     def lost(self) -> LostNode | None:
-        """The node that was lost first, or could not start its ranks."""
+        """The node that was lost first, or could not start its ranks: this one, if it stood still until others left it."""
         found = [link.lost or _unable(link) for link in self._links]
-        return min((each for each in found if each is not None), key=lambda each: each.since, default=None)
+        first = min((each for each in found if each is not None), key=lambda each: each.since, default=None)
+        seconds, until = self._stands(self._clock.monotonic())
+        if first is None or seconds <= self._silence or not until - seconds - TICK <= first.since <= until + self._silence:
+            return first
+        return LostNode(node=self._own, since=first.since, message=f"it stood still for {seconds:.0f} s, and the others left it")
 
     def close(self) -> None:
         """No more of any."""
@@ -143,7 +150,14 @@ class Links:
 
     def _tick(self) -> None:
         while not self._done.wait(TICK):
+            now = self._clock.monotonic()
+            self._stood, self._ticked = self._stands(now), now
             self.tell(Tick())
+
+    def _stands(self, now: float) -> tuple[float, float]:
+        """For how many seconds this node has not got to give a sign of life, and until when; the last time that it was long."""
+        seconds = now - self._ticked
+        return (seconds, now) if seconds > self._silence else self._stood
 
 
 def merged(links: Iterable[Link]) -> dict[int, int]:

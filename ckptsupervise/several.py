@@ -150,7 +150,7 @@ class _Part:
     # As the node that leads
 
     def _lead(self, parts: Parts) -> str | None:
-        plan, links = parts.plan, Links()
+        plan, links = parts.plan, Links(self._job.node, silence=self._job.waits.silence, clock=self._clock)
         asked = AskedOnNodes(self._job.asked, self._job.node, links)
         try:
             lost = assemble(parts, self._endpoint, links, asked, timeout=self._job.waits.assemble, clock=self._clock)
@@ -258,6 +258,8 @@ class _Part:
         )
         self._known = plan.attempt, following.run()
         self._lost = plan.attempt if following.lost else 0
+        if following.left:
+            self._tell("warning", f"{counted(len(following.left), 'process')} of attempt {plan.attempt} cannot be ended here")
         if following.lost:
             self._tell("died", f"node {parts.leader.node}, which led the attempt, is lost: {following.lost}")
 

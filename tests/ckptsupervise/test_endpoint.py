@@ -23,7 +23,7 @@ from ckptsupervise.ending import Exit, LostNode, ending
 from ckptsupervise.endpoint import Endpoint, answers, connect
 from ckptsupervise.handshake import GREETING_BYTES, admit, enter, new_token
 from ckptsupervise.leading import RunningOnNodes
-from ckptsupervise.links import Link
+from ckptsupervise.links import Link, Links
 from ckptsupervise.room import Room
 from ckptsupervise.wire import (
     Challenge,
@@ -289,6 +289,33 @@ def test_a_clock_that_falls_behind() -> None:
         assert [round(each.at, 3) for each in link.beats] == [here]
     far.close()
     link.close()
+
+
+@pytest.mark.parametrize(("slept", "goes_on", "node"), [(20.0, 0.0, "a"), (0.0, 0.0, "b"), (20.0, 60.0, "b")])
+def test_who_stood_still_is_to_blame(monkeypatch: pytest.MonkeyPatch, slept: float, goes_on: float, node: str) -> None:
+    """Not the one that left it meanwhile; and not if that was long before."""
+    monkeypatch.setattr("ckptsupervise.links.TICK", 0.01)
+    near, far = pair()
+    near.give(60.0)
+    clock = FakeClock()
+    made = Links("a", silence=6.0, clock=clock)
+    link = linked(near, clock)
+    made.add(link)
+    try:
+        for step in [slept] * (slept > 0) + [5.0] * int(goes_on / 5.0):
+            clock.now += step
+            for _ in Clock().polls(10, first=0.001, most=0.02):
+                if made._ticked == clock.now:
+                    break
+            far.send(Tick())
+        far.close()
+        link.wait("finished", 10)
+        lost = made.lost()
+        assert lost is not None
+        assert lost.node == node
+        assert ("stood still for 20 s" in lost.message) == (node == "a")
+    finally:
+        made.close()
 
 
 def test_a_system_without_threads_for_a_moment(own: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from ckptsupervise import following, links, rendezvous, several
 from ckptsupervise.accounts import Accounts
 from tests.ckptcore.failing import FaultyStore
 from tests.ckptcore.support import file_store
-from tests.ckptsupervise.nodes import Died, Nodes, done, failing, nodes, train
+from tests.ckptsupervise.nodes import Died, Nodes, Played, done, failing, nodes, train
 
 pytestmark = pytest.mark.whole
 
@@ -280,6 +280,15 @@ def test_a_leader_that_dies_before_it_records_the_end(job: Nodes, monkeypatch: p
     assert (ended.incident.kind, ended.incident.node) == ("node", "a")
     assert "was lost before it recorded how" in ended.incident.message
     assert ended.last_step
+
+
+def test_processes_that_cannot_be_ended_are_told_of_on_their_node(job: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = job.start("a", failing(0.5), max_restarts=0), job.start("b", max_restarts=0)
+    held = Played.finish
+    monkeypatch.setattr(Played, "finish", lambda run, timeout: [7] if run.order.ranks[0] == 2 else held(run, timeout))
+    for node in (a, b):
+        assert node.join() is not None
+    assert "1 process of attempt 1 cannot be ended here" in b.said
 
 
 def test_what_ends_before_it_begins_is_no_loss_of_the_one_that_leads(job: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
