@@ -256,7 +256,7 @@ class Accounts:
         raise StoreUnavailable(f"{self.store.url} does not answer")
 
     def _answer(self, work: Callable[[], T], patience: float) -> T:
-        """What `work` returns, in a thread of its own: a store may be long in answering, or in saying that it does not, or silent."""
+        """What `work` returns, in a thread of its own: a store may be slow to answer, or to say that it does not, or silent."""
         answer, began = self._calls.submit(work), time.monotonic()
         while not wait([answer], LOOK).done:
             waited = time.monotonic() - began

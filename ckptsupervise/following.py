@@ -17,7 +17,7 @@ from ckptsupervise import stacks
 from ckptsupervise.ending import Ending
 from ckptsupervise.endpoint import connect
 from ckptsupervise.engine import Running
-from ckptsupervise.links import TICK
+from ckptsupervise.links import STUCK, TICK
 from ckptsupervise.timeline import Timeline
 from ckptsupervise.watching import LAST, LOOK, Asking, Watched
 from ckptsupervise.wire import (
@@ -39,9 +39,6 @@ from ckptsupervise.wire import (
 
 TELL = 0.5
 """Seconds between two reports of ranks that run; one that has ended is told at once."""
-
-STUCK = 40.0
-"""Seconds without a turn of its loop after which a supervisor no longer says that it lives: what it has to do takes less."""
 
 LEAVE = 10.0
 """Seconds that the node that leads has to end an attempt that has no ranks yet, once this one is told to stop."""

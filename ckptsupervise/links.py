@@ -17,6 +17,9 @@ from ckptsupervise.wire import AnyMessage, Channel, Finished, LinkLost, State, T
 TICK = 1.0
 """Seconds between two signs of life of a supervisor."""
 
+STUCK = 40.0
+"""Seconds without a turn of its loop after which a supervisor no longer says that it lives: what it has to do takes less."""
+
 DRIFT = 1e-3
 """Seconds a second by which another node's clock may fall behind this one's: it may be slow, or its machine may have slept."""
 
@@ -113,7 +116,7 @@ class Links:
     def __init__(self, own: str, *, silence: float, clock: Clock) -> None:
         self._own, self._silence, self._clock = own, silence, clock
         self._links: list[Link] = []
-        self._ticked = clock.monotonic()
+        self._ticked, self._turned = clock.monotonic(), float("inf")
         self._stood = (0.0, self._ticked)
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._tick, name="ticks", daemon=True)
@@ -141,6 +144,10 @@ class Links:
             return first
         return LostNode(node=self._own, since=first.since, message=f"it stood still for {seconds:.0f} s, and the others left it")
 
+    def turn(self) -> None:
+        """Ranks have been looked at. Once they are, this node gives signs of life only while they are again and again."""
+        self._turned = self._clock.monotonic()
+
     def close(self) -> None:
         """No more of any."""
         self._done.set()
@@ -151,8 +158,9 @@ class Links:
     def _tick(self) -> None:
         while not self._done.wait(TICK):
             now = self._clock.monotonic()
-            self._stood, self._ticked = self._stands(now), now
-            self.tell(Tick())
+            if now - self._turned <= STUCK:
+                self._stood, self._ticked = self._stands(now), now
+                self.tell(Tick())
 
     def _stands(self, now: float) -> tuple[float, float]:
         """For how many seconds this node has not got to give a sign of life, and until when; the last time that it was long."""

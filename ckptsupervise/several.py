@@ -170,8 +170,8 @@ class _Part:
         attempts, there = self._accounts.load(), self._accounts.announced(plan.attempt)
         history = self._rendezvous.history([each for each in attempts if each.number < plan.attempt], there)  # as was planned by
         grows_at = self._grows_at(plan, history, there)
-        running = self._launched(parts, links)
-        with Room(lambda: self._room(plan, history), pause=job.waits.look) as room:
+        running, waiting = self._launched(parts, links), Attempts(job.store)
+        with Room(lambda: self._room(waiting, plan, history), pause=job.waits.look) as room:
             return Watch(
                 running,
                 Order(command=[], attempt=plan.attempt, slots=plan.slots, places=0, folder=self._home.attempt(plan.attempt)),
@@ -227,9 +227,9 @@ class _Part:
         taken = self._accounts.superseded(plan.attempt, max(claimed, default=None))
         return taken or (watched.ending.message if watched.ending.outcome == "superseded" else None)
 
-    def _room(self, plan: AttemptPlan, history: Sequence[Attempt]) -> str:
-        """Why to go on with other nodes; asked in a thread of its own, and so with accounts of its own."""
-        waiting = Attempts(self._job.store).announced(plan.attempt + 1)
+    def _room(self, records: Attempts, plan: AttemptPlan, history: Sequence[Attempt]) -> str:
+        """Why to go on with other nodes; asked in a thread of its own, and so with records of its own."""
+        waiting = records.announced(plan.attempt + 1)
         return self._job.policy.room(history, plan, self._rendezvous.reached(waiting), self._now().utc) if waiting else ""
 
     def _grows_at(self, plan: AttemptPlan, history: Sequence[Attempt], there: Sequence[AttemptNode]) -> float | None:

@@ -354,6 +354,19 @@ def test_a_supervisor_that_hangs_is_lost(job: Nodes, monkeypatch: pytest.MonkeyP
     assert "node b is lost: no sign of life for 4 s" in a.said
 
 
+def test_a_supervisor_that_leads_and_hangs_is_lost(job: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody would notice that a rank hangs: the others end theirs, and say after a while that nothing comes."""
+    monkeypatch.setattr(links, "STUCK", 0.5)
+    job.waits = replace(job.waits, enough=3.0)
+    a, b = job.start("a", min_nnodes=2), job.start("b", min_nnodes=2)
+    a.wait_for("training is at step")
+    a.stall()
+    result = b.join()
+    assert result is not None
+    assert "node a, which led the attempt, is lost: no sign of life for 4 s" in b.said
+    assert "node a, which led it, does not say how" in result.message
+
+
 def test_a_newer_supervisor_of_the_same_node_has_it(job: Nodes) -> None:
     first, b = job.start("a"), job.start("b", train, done(1))
     b.wait_for("led by a")
