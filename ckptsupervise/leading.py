@@ -35,7 +35,8 @@ class RunningOnNodes:
 
     @property
     def over(self) -> bool:
-        """Whether no rank runs on any node that can be reached."""
+        """Whether no rank runs on any node that can be reached. Asked at each look."""
+        self._links.turn()
         return self._local.over and all(link.over for link in self._links.all())
 
     @property
@@ -94,8 +95,9 @@ class RunningOnNodes:
         )
 
     def stacks(self, pids: Mapping[int, int], folder: Path) -> str:
-        """The stacks of ranks, each taken on its node."""
+        """The stacks of ranks, each taken on its node: of as many as on one, and of no node that does not answer in time."""
         asked: list[Link] = []
+        pids = dict(list(pids.items())[: stacks.MOST])
         for link in self._links.all():
             theirs = [rank for rank in pids if rank in link.ranks]
             if theirs:
@@ -103,8 +105,9 @@ class RunningOnNodes:
                 asked.append(link)
         own = {rank: pid for rank, pid in pids.items() if self._link(rank) is None}
         text = [stacks.of_ranks(own, folder)] if own else []
+        until = self._clock.monotonic() + stacks.SECONDS + stacks.PATIENCE + 1.0
         for link in asked:
-            link.wait("stacks", stacks.SECONDS + stacks.PATIENCE + 1.0)
+            link.wait("stacks", max(0.0, until - self._clock.monotonic()))
             text.append(f"on {link.member.node}:\n{link.stacks or 'not told'}")
         return "\n\n".join(text)
 

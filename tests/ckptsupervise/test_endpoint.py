@@ -18,7 +18,7 @@ from ckptcore.attempts import Member
 from ckptcore.clock import Clock
 from ckptcore.errors import CallError, CheckpointError, StoreUnavailable
 from ckptcore.heartbeat import Beat
-from ckptsupervise import endpoint, engine
+from ckptsupervise import endpoint, engine, stacks
 from ckptsupervise.ending import Exit, LostNode, ending
 from ckptsupervise.endpoint import Endpoint, answers, connect
 from ckptsupervise.handshake import GREETING_BYTES, admit, enter, new_token
@@ -413,6 +413,19 @@ def test_any_number_of_strangers_that_say_nothing_keep_out_nobody(own: Endpoint)
     finally:
         for each in strangers:
             each.close()
+
+
+def test_stacks_of_nodes_that_do_not_answer(tmp_path: Path) -> None:
+    """All together are waited for no longer than one, and no more ranks are asked for than on one node."""
+    clock, asked = FakeClock(), []
+    told: dict[str, Any] = {"stacks": "", "tell": asked.append, "wait": lambda _, seconds: clock.sleep(seconds)}
+    made = [SimpleNamespace(member=SimpleNamespace(node=f"n{n}"), ranks=range(n, n + 1), **told) for n in range(20)]
+    links: Any = SimpleNamespace(all=lambda: made)
+    local: Any = None
+    text = RunningOnNodes(local, links, clock=clock).stacks({rank: 100 + rank for rank in range(20)}, tmp_path)
+    assert clock.now == stacks.SECONDS + stacks.PATIENCE + 1.0
+    assert [each.ranks for each in asked] == [[rank] for rank in range(stacks.MOST)]
+    assert text.startswith("on n0:\nnot told")
 
 
 def test_beats_of_a_node_that_has_no_room_for_them(tmp_path: Path) -> None:
