@@ -343,27 +343,6 @@ def test_a_store_that_is_away_for_a_while_is_waited_for(world: World) -> None:
     assert len([told for told in world.told if told.event == "waiting"]) == 1, "the same reason is told once"
 
 
-def test_a_store_that_never_answers_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As that of a file system whose server is gone: it says nothing, not even that it cannot be reached."""
-    monkeypatch.setattr(accounts, "PATIENCE", 0.2)
-    monkeypatch.setattr(accounts, "HURRY", 0.3)
-    answered = threading.Event()
-
-    class Silent(WrappedStore):
-        def around(self, operation: str, key: str, call: Callable[[], Any]) -> Any:  # noqa: ARG002
-            assert answered.wait(60)
-            return call()
-
-    own = Supervisor(nonce="00aa00aa00aa00aa", host="here", pid=7)
-    waiting = accounts.Accounts(Silent(file_store(tmp_path / "run")), own, "here")
-    try:
-        with pytest.raises(StoreUnavailable, match="no answer within"):
-            waiting.load()
-    finally:
-        answered.set()
-        waiting.close()
-
-
 def test_that_training_has_caught_up_is_recorded_once_the_store_is_there(world: World) -> None:
     world.store = FaultyStore(world.store, lambda operation, key: operation == "put_if_absent" and key.endswith("resumed.json"))
     assert world.supervise(finishing).reason == "finished"
