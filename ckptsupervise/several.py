@@ -154,20 +154,23 @@ class _Part:
         asked = AskedOnNodes(self._job.asked, self._job.node, links)
         try:
             lost = assemble(parts, self._endpoint, links, asked, timeout=self._job.waits.assemble, clock=self._clock)
+            # Before ranks run, since the store may take long: who has come hears signs of life meanwhile.
+            attempts, there = self._accounts.load(), self._accounts.announced(plan.attempt)
+            lost = lost or links.lost()
             if lost or asked.signals:
                 watched = self._unlaunched(plan, lost)
                 links.tell(Finish(timeout=LAST))
                 await_finished(links, LAST, clock=self._clock)
             else:
-                watched = self._watched(parts, links, asked)
+                watched = self._watched(parts, attempts, there, links, asked)
             return self._recorded(plan, watched, asked.nodes())
         finally:
             links.close()
 
-    def _watched(self, parts: Parts, links: Links, asked: AskedOnNodes) -> Watched:
+    def _watched(
+        self, parts: Parts, attempts: Sequence[Attempt], there: Sequence[AttemptNode], links: Links, asked: AskedOnNodes
+    ) -> Watched:
         job, plan = self._job, parts.plan
-        # First, since the store may take long: who has come hears signs of life meanwhile, and no rank runs that nobody watches.
-        attempts, there = self._accounts.load(), self._accounts.announced(plan.attempt)
         history = self._rendezvous.history([each for each in attempts if each.number < plan.attempt], there)  # as was planned by
         grows_at = self._grows_at(plan, history, there)
         running, waiting = self._launched(parts, links), Attempts(job.store)
