@@ -156,7 +156,8 @@ class Rendezvous:
         over = self._namesake(others)
         if over is not None:
             return over
-        first = next((each for each in others if each.node < self.node and self._lives(each)), None)
+        before = [each for each in others if each.node < self.node]
+        first = next(iter(self.reached(before[:1]) or self.reached(before[1:])), None)  # the very first is nearly always there
         if first is None:
             present = self.reached(others)
             if self._is_ready(attempts, present, waited):

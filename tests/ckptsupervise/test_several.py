@@ -318,6 +318,26 @@ def test_all_stop_for_want_of_progress(job: Nodes) -> None:
     assert job.outcomes() == ["failed", "failed"]
 
 
+def test_nodes_that_are_gone_are_waited_for_together(job: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without power refuses nothing: each takes its time to be found gone."""
+    together = threading.Barrier(3)
+
+    def answers(address: str, *_: Any, **__: Any) -> bool:
+        if address != "gone:0":
+            together.wait(10)
+        return False
+
+    records = Attempts(file_store(job.place / "run"))
+    for n in range(4):
+        gone = Supervisor(nonce=f"{n:016x}", host="gone", pid=7)
+        facts = {"token": "00" * 32, "slots": 2, "started": "2026-01-01T00:00:00.000000Z", "since": 1}
+        records.announce(1, supervisor=gone, node=f"a{n}", address=f"gone:{n}", **facts)
+    monkeypatch.setattr(rendezvous, "answers", answers)
+    b = job.start("b", done(0.5))
+    assert b.join() is not None
+    assert (b.error, together.broken) == (None, False)
+
+
 def test_too_few_nodes_are_named(job: Nodes) -> None:
     job.waits = replace(job.waits, enough=1.0)
     result = job.start("b", min_nnodes=2).join()
