@@ -22,6 +22,7 @@ from ckptcore.array_spec import MANIFEST, answer, write_error
 from ckptcore.clock import Clock
 from ckptcore.digests import ALGORITHM, digest
 from ckptcore.errors import CallError, Damaged, DamageError, InvalidRecord, ProtocolViolation, StoreError, UnsafeStore
+from ckptcore.events import log
 from ckptcore.names import GenerationId
 from ckptcore.records import Receipt
 from ckptcore.store import Store, open_store
@@ -116,12 +117,15 @@ class NodeStore:
                     yield found
 
     def _held(self, key: str) -> Held | None:
-        data = bounded_bytes(self.store, key)
         try:
+            data = bounded_bytes(self.store, key)
             held = None if data is None else Held(data, records.decode(data, Receipt, key=key))
+            return held if held is not None and all(self._is_whole(held, file) for file in held.receipt.files) else None
         except DamageError:
             return None
-        return held if held is not None and all(self._is_whole(held, file) for file in held.receipt.files) else None
+        except StoreError as error:  # what cannot be read of one part says nothing of the others
+            log.warning("what this node holds of %s cannot be read, and is left alone: %s", key, error)
+            return None
 
     def _is_whole(self, held: Held, file: records.File) -> bool:
         key = held.prefix + file.path

@@ -33,6 +33,8 @@ PULSE = 1.0
 """Seconds between two signs of life of a server that has nothing else to send."""
 CONNECTIONS = 256
 """The most clients that a server answers at a time; others wait."""
+PAUSE = 0.1
+"""Seconds until a server listens again after an error."""
 PIECE = 1 << 20
 """Bytes that are sent, or received, at a time."""
 
@@ -97,14 +99,22 @@ class Server:
     def _accept(self) -> None:
         self._listener.settimeout(PULSE)  # for systems where shutting it down wakes nobody
         while self._has_room():
-            with suppress(OSError):  # a client that is gone again, too many open files, the end
+            try:
                 self._begin(self._listener.accept()[0])
+            except TimeoutError:
+                continue
+            except OSError:  # a client that is gone again, the end, or too many open files, as there will be in a moment
+                self._pause()
 
     def _has_room(self) -> bool:
         """Wait until one more client may be answered; whether the server goes on."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or len(self._connections) < CONNECTIONS)
             return not self._closed
+
+    def _pause(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed, PAUSE)
 
     def _begin(self, connection: socket.socket) -> None:
         thread = threading.Thread(target=self._serve, args=(connection,), name="wire-serve", daemon=True)
@@ -144,24 +154,24 @@ class Server:
 def connect(place: Place, magic: bytes) -> socket.socket:
     """A connection to the server, which has proven to be that server and knows that we belong to the job.
 
-    Raises `Broken` or `OSError`.
+    Raises `Broken`.
     """
-    reason: Exception = Broken("it has no address")
+    reasons = []
     for host in place.hosts:
         try:
             connection = socket.create_connection((host, place.port), CONNECT_TIMEOUT)
-        except OSError as error:
-            reason = error
+        except (OSError, UnicodeError) as error:
+            reasons.append(f"{host}: {error}")
             continue
         try:
             connection.settimeout(ANSWER_TIMEOUT)
             _introduce(connection, magic, place.token)
         except (OSError, Broken) as error:  # another machine under that address, perhaps
             connection.close()
-            reason = error
+            reasons.append(f"{host}: {error}")
         else:
             return connection
-    raise reason
+    raise Broken(f"it cannot be reached at port {place.port} of {'; '.join(reasons) or 'no address'}")
 
 
 def _introduce(connection: socket.socket, magic: bytes, token: bytes) -> None:

@@ -244,7 +244,7 @@ class Accounts:
     def _patiently(self, work: Callable[[], T]) -> T:
         for left in self.clock.polls(PATIENCE, first=0.5, most=15.0):
             try:
-                found = self._answer(work)
+                found = self._answer(work, left)
             except StoreError as error:
                 may_pass = self._answered or isinstance(error, StoreUnavailable | StoreFull)
                 if left <= 0 or self.hurried() or not may_pass:
@@ -255,12 +255,12 @@ class Accounts:
                 return found
         raise StoreUnavailable(f"{self.store.url} does not answer")
 
-    def _answer(self, work: Callable[[], T]) -> T:
-        """What `work` returns, in a thread of its own: a store may take long to answer, or to say that it does not."""
+    def _answer(self, work: Callable[[], T], patience: float) -> T:
+        """What `work` returns, in a thread of its own: a store may be slow to answer, or to say that it does not, or silent."""
         answer, began = self._calls.submit(work), time.monotonic()
         while not wait([answer], LOOK).done:
             waited = time.monotonic() - began
-            if waited > HURRY and self.hurried():
+            if waited > HURRY and (waited > patience or self.hurried()):
                 raise StoreUnavailable(f"{self.store.url}: no answer within {waited:.0f} s")
             if waited > SOON and not self._told:
                 self._say("the store does not answer yet")

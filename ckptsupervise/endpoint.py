@@ -6,6 +6,7 @@ seconds, or until others have taken all: so those who say nothing keep out nobod
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 import threading
 from contextlib import suppress
@@ -34,17 +35,20 @@ class Endpoint:
         self._joins: dict[tuple[int, str], Channel] = {}
         self._lock, self._closed = threading.Lock(), threading.Event()
         try:
-            family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
-            self._listener = socket.create_server((host, 0), family=family, backlog=1024)
-        except OSError as error:
-            raise CallError(f"--address {host}: this node cannot listen there: {error.strerror or error}") from error
+            family, where = _listened_at(host)
+            self._listener = socket.create_server((where, 0), family=family, backlog=1024)
+        except (OSError, UnicodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise CallError(f"--address {host}: this node cannot listen there: {reason}") from error
         self.address = joined(host, self._listener.getsockname()[1])
         self._thread = threading.Thread(target=self._run, name="endpoint", daemon=True)
         self._thread.start()
 
     def take(self, attempt: int, nonce: str) -> Channel | None:
-        """The link to a supervisor that has joined `attempt`; None if it has not come yet."""
+        """The link to a supervisor that has joined `attempt`; None if it has not come yet. Those of older attempts are closed."""
         with self._lock:
+            for key in [key for key in self._joins if key[0] < attempt]:
+                self._joins.pop(key).close()
             return self._joins.pop((attempt, nonce), None)
 
     def close(self) -> None:
@@ -67,7 +71,12 @@ class Endpoint:
                 self._closed.wait(PAUSE)
                 continue
             self._place(connection)
-            threading.Thread(target=self._greet, args=(connection,), name="greeting", daemon=True).start()
+            try:
+                threading.Thread(target=self._greet, args=(connection,), name="greeting", daemon=True).start()
+            except RuntimeError:  # the system has no more threads for us, for a moment
+                self._forget(connection)
+                connection.close()
+                self._closed.wait(PAUSE)
 
     def _place(self, connection: socket.socket) -> None:
         with self._lock:
@@ -85,8 +94,11 @@ class Endpoint:
         else:
             self._admit(channel)
         finally:
-            with self._lock:
-                self._greeted = [each for each in self._greeted if each is not connection]
+            self._forget(connection)
+
+    def _forget(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._greeted = [each for each in self._greeted if each is not connection]
 
     def _admit(self, channel: Channel) -> None:
         try:
@@ -100,10 +112,26 @@ class Endpoint:
             raise LinkLost("does not want to join")
         channel.give(self._silence)
         with self._lock:
+            if self._closed.is_set():
+                raise LinkLost("nobody listens any more")
             before = self._joins.pop((said.attempt, said.nonce), None)
             self._joins[said.attempt, said.nonce] = channel
         if before is not None:
             before.close()
+
+
+def _listened_at(host: str) -> tuple[socket.AddressFamily, str]:
+    """The family of addresses, and the name to listen at, for others to reach this node at `host`.
+
+    A node's own name may stand for a loopback on the node itself, as Debian has it, and for another address elsewhere. Raises
+    `CallError` for what stands for any address: others would look for this node on theirs.
+    """
+    family, _, _, _, found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+    address = ipaddress.ip_address(str(found[0]).partition("%")[0])
+    if address.is_unspecified:
+        raise CallError(f"--address {host}: at that others do not reach this node; expected its address in the job's network")
+    is_named = host not in ("localhost", str(found[0]))
+    return family, "" if address.is_loopback and is_named else host
 
 
 def connect(address: str, token: str, *, timeout: float) -> Channel:
@@ -128,4 +156,4 @@ def answers(address: str, token: str, *, timeout: float) -> bool:
 
 def own_host() -> str:
     """The address of this node that its route to other networks begins at; the host's name where there is no such route."""
-    return next(iter(towards("192.0.2.1")), socket.gethostname())
+    return next(iter(towards("192.0.2.1") or towards("2001:db8::1")), socket.gethostname())

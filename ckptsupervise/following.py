@@ -17,7 +17,7 @@ from ckptsupervise import stacks
 from ckptsupervise.ending import Ending
 from ckptsupervise.endpoint import connect
 from ckptsupervise.engine import Running
-from ckptsupervise.links import TICK
+from ckptsupervise.links import STUCK, TICK
 from ckptsupervise.timeline import Timeline
 from ckptsupervise.watching import LAST, LOOK, Asking, Watched
 from ckptsupervise.wire import (
@@ -40,15 +40,16 @@ from ckptsupervise.wire import (
 TELL = 0.5
 """Seconds between two reports of ranks that run; one that has ended is told at once."""
 
-STUCK = 40.0
-"""Seconds without a turn of its loop after which a supervisor no longer says that it lives: what it has to do takes less."""
+LEAVE = 10.0
+"""Seconds that the node that leads has to end an attempt that has no ranks yet, once this one is told to stop."""
 
 
 @dataclass
 class Following:
     """This node's part of `attempt`, which `leader` leads. `start`: starts its ranks. `folder`: of their heartbeats.
 
-    `timeout`: seconds in which the leader has to be reached. `silence`: after which it is lost.
+    `timeout`: seconds in which the leader has to be reached, and again until it takes this node in: it may be about to look into
+    a slow store. `silence`: after which it is lost from then on.
     """
 
     attempt: int
@@ -61,16 +62,22 @@ class Following:
     timeout: float
     silence: float
     clock: Clock
+    lost: str = ""
+    """Why the leader was lost; empty if it has seen to the end."""
+    left: Sequence[int] = ()
+    """Processes here that even SIGKILL did not end."""
 
-    def run(self) -> Watched | None:
-        """Take part to the end. None if the leader has seen to that; else what is known here of an attempt that lost it."""
+    def run(self) -> Watched:
+        """Take part to the end. What is known here of it: this counts if the leader does not come to record the end (U-20)."""
         launched = self.clock.monotonic()
         self._timeline = Timeline(launched=launched, size=self.size)
         try:
             channel = self._join()
         except LinkLost as error:
-            return self._watched(str(error), launched)
+            self.lost = str(error)
+            return self._watched(self.lost, launched)
         self._running: Running | None = None
+        self._asked_at: float | None = None
         self._inbox: queue.SimpleQueue[AnyMessage | LinkLost] = queue.SimpleQueue()
         self._done, self._turned = threading.Event(), launched
         threads = [threading.Thread(target=work, args=(channel,), daemon=True) for work in (self._listen, self._tick)]
@@ -79,27 +86,33 @@ class Following:
         try:
             self._serve(channel)
         except LinkLost as error:
-            detected = self.clock.monotonic()
+            self.lost, detected = str(error), self.clock.monotonic()
             self._end()
-            return self._watched(str(error), detected)
+            return self._watched(self.lost, detected)
         finally:
             self._done.set()
             channel.close()
             for thread in threads:
                 thread.join()
-        return None
+        return self._watched("it has ended the attempt, and was lost before it recorded how", self.clock.monotonic())
 
     def _join(self) -> Channel:
         for left in self.clock.polls(self.timeout, first=0.1, most=2.0):
             try:
-                channel = connect(self.leader.address, self.leader.token, timeout=self.silence)
-                channel.send(Join(nonce=self.nonce, attempt=self.attempt))
+                return self._joined(connect(self.leader.address, self.leader.token, timeout=self.silence))
             except LinkLost:
                 if left <= 0 or self.asked.signals:
                     raise
-                continue
-            return channel
         raise LinkLost("cannot be reached")
+
+    def _joined(self, channel: Channel) -> Channel:
+        try:
+            channel.send(Join(nonce=self.nonce, attempt=self.attempt))
+        except LinkLost:
+            channel.close()
+            raise
+        channel.give(self.timeout)
+        return channel
 
     def _serve(self, channel: Channel) -> None:
         told, told_at = None, float("-inf")
@@ -112,9 +125,19 @@ class Following:
             if news != told or now - told_at >= TELL:
                 channel.send(state)
                 told, told_at = news, now
+            self._check_kept(now)
             if self._running is not None and len(self.asked.signals) > 1:
                 self._running.kill()
             self.clock.sleep(LOOK)
+
+    def _check_kept(self, now: float) -> None:
+        """Told to stop before ranks were started, this node leaves after a while: the store may keep the one that leads."""
+        if self._running is not None or not self.asked.signals:
+            self._asked_at = None
+        elif self._asked_at is None:
+            self._asked_at = now
+        elif now - self._asked_at > LEAVE:
+            raise LinkLost("this node was told to stop, and is not told to end what has not begun")
 
     def _obey(self, channel: Channel) -> bool:
         """Do all that was told meanwhile; whether that was all."""
@@ -144,7 +167,7 @@ class Following:
         return {rank: own[rank] for rank in ranks if rank in own}
 
     def _finished(self, message: Finish) -> Finished:
-        left = [] if self._running is None else self._running.finish(message.timeout)
+        left = self.left = [] if self._running is None else self._running.finish(message.timeout)
         state = self._state()
         running = self._running
         words = {} if running is None else {each.rank: running.words(each.rank) for each in state.gone}
@@ -176,7 +199,7 @@ class Following:
         for _ in self.clock.polls(LAST, first=0.02, most=LOOK):
             if self._running.over:
                 break
-        self._running.finish(LAST)
+        self.left = self._running.finish(LAST)
 
     def _watched(self, message: str, detected: float) -> Watched:
         ending = Ending(outcome="failed", kind="node", node=self.leader.node, message=message)
@@ -186,6 +209,7 @@ class Following:
         while True:
             try:
                 self._inbox.put(channel.receive())
+                channel.give(self.silence)
             except LinkLost as error:
                 self._inbox.put(error)
                 return

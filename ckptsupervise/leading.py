@@ -35,7 +35,8 @@ class RunningOnNodes:
 
     @property
     def over(self) -> bool:
-        """Whether no rank runs on any node that can be reached."""
+        """Whether no rank runs on any node that can be reached. Asked at each look."""
+        self._links.turn()
         return self._local.over and all(link.over for link in self._links.all())
 
     @property
@@ -78,9 +79,7 @@ class RunningOnNodes:
         """On all nodes at a time; what is left on others is theirs to tell of, and so is not returned."""
         self._links.tell(Finish(timeout=timeout))
         left = self._local.finish(timeout)
-        for waited in self._clock.polls(timeout + 5.0, first=0.02, most=0.2):  # they need as long as this one
-            if waited <= 0 or all(link.finished or link.lost for link in self._links.all()):
-                break
+        await_finished(self._links, timeout, clock=self._clock)
         return left
 
     def beats(self, folder: Path) -> list[Beat]:
@@ -96,8 +95,9 @@ class RunningOnNodes:
         )
 
     def stacks(self, pids: Mapping[int, int], folder: Path) -> str:
-        """The stacks of ranks, each taken on its node."""
+        """The stacks of ranks, each taken on its node: of as many as on one, and of no node that does not answer in time."""
         asked: list[Link] = []
+        pids = dict(list(pids.items())[: stacks.MOST])
         for link in self._links.all():
             theirs = [rank for rank in pids if rank in link.ranks]
             if theirs:
@@ -105,8 +105,9 @@ class RunningOnNodes:
                 asked.append(link)
         own = {rank: pid for rank, pid in pids.items() if self._link(rank) is None}
         text = [stacks.of_ranks(own, folder)] if own else []
+        until = self._clock.monotonic() + stacks.SECONDS + stacks.PATIENCE + 1.0
         for link in asked:
-            link.wait("stacks", stacks.SECONDS + stacks.PATIENCE + 1.0)
+            link.wait("stacks", max(0.0, until - self._clock.monotonic()))
             text.append(f"on {link.member.node}:\n{link.stacks or 'not told'}")
         return "\n\n".join(text)
 
@@ -138,6 +139,13 @@ class AskedOnNodes:
         """Whose supervisor was asked to stop."""
         own = [self._node] if self._own.signals else []
         return own + [link.member.node for link in self._links.all() if link.state.asked]
+
+
+def await_finished(links: Links, timeout: float, *, clock: Clock) -> None:
+    """Wait for all that were told to finish within `timeout` seconds: a link that is closed before may take that along."""
+    for left in clock.polls(timeout + 5.0, first=0.02, most=0.2):  # they need as long as this one
+        if left <= 0 or all(link.finished or link.lost for link in links.all()):
+            return
 
 
 def assemble(parts: Parts, endpoint: Endpoint, links: Links, asked: Asking, *, timeout: float, clock: Clock) -> LostNode | None:

@@ -17,11 +17,17 @@ from ckptsupervise.wire import AnyMessage, Channel, Finished, LinkLost, State, T
 TICK = 1.0
 """Seconds between two signs of life of a supervisor."""
 
+STUCK = 40.0
+"""Seconds without a turn of its loop after which a supervisor no longer says that it lives: what it has to do takes less."""
+
+DRIFT = 1e-3
+"""Seconds a second by which another node's clock may fall behind this one's: it may be slow, or its machine may have slept."""
+
 
 class Link:
     """To one node, whose `ranks` it starts. Threads write what it tells, and others read it.
 
-    Moments of its clock are told as those of this node's, as exactly as the quickest message was.
+    Moments of its clock are told as those of this node's, as exactly as the quickest of the messages that came lately was.
     """
 
     def __init__(self, member: Member, ranks: Sequence[int], channel: Channel, clock: Clock) -> None:
@@ -58,9 +64,9 @@ class Link:
         return self.finished.words if self.finished else {}
 
     def tell(self, message: AnyMessage) -> None:
-        """Send a message; who cannot be told is lost."""
+        """Send a message; who cannot be told is lost. One that has finished is told nothing more, and so is not lost either."""
         try:
-            if self.lost is None:
+            if self.lost is None and self.finished is None:
                 self._channel.send(message)
         except LinkLost as error:
             self._lose(error)
@@ -85,6 +91,7 @@ class Link:
     def _take(self, message: AnyMessage) -> None:
         now = self._clock.monotonic()
         with self._changed:
+            self.offset += DRIFT * (now - self._heard)
             self._heard = now
             if isinstance(message, State | Finished):
                 state = message if isinstance(message, State) else message.state
@@ -98,16 +105,19 @@ class Link:
 
     def _lose(self, error: LinkLost) -> None:
         with self._changed:
-            if self.lost is None:
+            if self.lost is None and self.finished is None:  # its end may come between a look and a message
                 self.lost = LostNode(node=self.member.node, since=self._heard, message=str(error))
             self._changed.notify_all()
 
 
 class Links:
-    """All of them, and a thread that gives each a sign of life."""
+    """All of them, and a thread that gives each a sign of life. `own`: this node, whose signs others miss after `silence`."""
 
-    def __init__(self) -> None:
+    def __init__(self, own: str, *, silence: float, clock: Clock) -> None:
+        self._own, self._silence, self._clock = own, silence, clock
         self._links: list[Link] = []
+        self._ticked, self._turned = clock.monotonic(), float("inf")
+        self._stood = (0.0, self._ticked)
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._tick, name="ticks", daemon=True)
         self._thread.start()
@@ -126,9 +136,17 @@ class Links:
             link.tell(message)
 
     def lost(self) -> LostNode | None:
-        """The node that was lost first, or could not start its ranks."""
+        """The node that was lost first, or could not start its ranks: this one, if it stood still until others left it."""
         found = [link.lost or _unable(link) for link in self._links]
-        return min((each for each in found if each is not None), key=lambda each: each.since, default=None)
+        first = min((each for each in found if each is not None), key=lambda each: each.since, default=None)
+        seconds, until = self._stands(self._clock.monotonic())
+        if first is None or seconds <= self._silence or not until - seconds - TICK <= first.since <= until + self._silence:
+            return first
+        return LostNode(node=self._own, since=first.since, message=f"it stood still for {seconds:.0f} s, and the others left it")
+
+    def turn(self) -> None:
+        """Ranks have been looked at. Once they are, this node gives signs of life only while they are again and again."""
+        self._turned = self._clock.monotonic()
 
     def close(self) -> None:
         """No more of any."""
@@ -139,7 +157,15 @@ class Links:
 
     def _tick(self) -> None:
         while not self._done.wait(TICK):
-            self.tell(Tick())
+            now = self._clock.monotonic()
+            if now - self._turned <= STUCK:
+                self._stood, self._ticked = self._stands(now), now
+                self.tell(Tick())
+
+    def _stands(self, now: float) -> tuple[float, float]:
+        """For how many seconds this node has not got to give a sign of life, and until when; the last time that it was long."""
+        seconds = now - self._ticked
+        return (seconds, now) if seconds > self._silence else self._stood
 
 
 def merged(links: Iterable[Link]) -> dict[int, int]:

@@ -9,20 +9,23 @@ nobody who is, it takes itself for cut off, so that two parts of a job do not ta
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
 from ckptcore.attempts import Attempt, AttemptNode, AttemptPlan, Member, Supervisor
 from ckptcore.clock import Clock
 from ckptcore.names import GenerationId
-from ckptsupervise.accounts import Accounts, taken_by
+from ckptcore.workers import Workers
+from ckptsupervise.accounts import SOON, Accounts, taken_by
 from ckptsupervise.attempt_parts import Parts
 from ckptsupervise.endpoint import answers
 from ckptsupervise.nodes_policy import Choice, NodesPolicy, since
 from ckptsupervise.policy import Stop
 from ckptsupervise.watching import LOOK, Asking
+
+ASKED_AT_ONCE = 32
+"""Nodes that are asked at a time whether they live."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +76,7 @@ class Rendezvous:
     close_open: Callable[[Attempt], None]
     settle: Callable[[], GenerationId | None]
     _done: tuple[int, float] = (0, 0.0)
+    _ended_for_loss: bool = False
     _started: str = ""
     _since: int = 0
     _arrived: int = 0
@@ -81,7 +85,6 @@ class Rendezvous:
     _silent: tuple[int, float] | None = None
     _announced: int = 0
     _told: str = ""
-    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(32, "answers"))
 
     def meet(self) -> AttemptPlan | Over:
         """Wait for the next attempt that this node has a part in, and plan it if that is up to this one."""
@@ -94,13 +97,9 @@ class Rendezvous:
             pause = min(pause * 1.25, self.waits.look)
         return Over(reason="preempted", message="told to stop")
 
-    def done(self, attempt: int) -> None:
-        """This supervisor has had its part in that attempt."""
-        self._done = (attempt, self.clock.monotonic())
-
-    def close(self) -> None:
-        """No more of it."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+    def done(self, attempt: int, *, lost: bool) -> None:
+        """This supervisor has had its part in that attempt. `lost`: it ended here since the node that led it was not heard of."""
+        self._done, self._ended_for_loss = (attempt, self.clock.monotonic()), lost
 
     def history(self, attempts: Sequence[Attempt], present: Sequence[AttemptNode] = ()) -> list[Attempt]:
         """The attempts of this job, as far back as anybody who is present has seen."""
@@ -108,7 +107,8 @@ class Rendezvous:
 
     def reached(self, nodes: Sequence[AttemptNode]) -> list[AttemptNode]:
         """Those whose supervisors can be reached, this one among them."""
-        lives = self._pool.map(self._lives, nodes)
+        with Workers(min(len(nodes), ASKED_AT_ONCE), "answers") as pool:
+            lives = pool.map(self._lives, nodes)
         return [node for node, found in zip(nodes, lives, strict=True) if found]
 
     def _turn(self) -> AttemptPlan | Over | None:
@@ -141,10 +141,11 @@ class Rendezvous:
 
     def _overdue(self, newest: Attempt) -> Over | None:
         """An attempt has ended here, and whoever leads it lives, but does not record its end."""
-        waited = self.clock.monotonic() - self._done[1]
+        waited, leader = self.clock.monotonic() - self._done[1], Parts(newest.plan).leader.node
+        if waited > SOON:
+            self._say(f"attempt {newest.number} has ended here, and node {leader}, which led it, has not recorded how yet")
         if waited < self.waits.enough:
             return None
-        leader = Parts(newest.plan).leader.node
         message = f"attempt {newest.number} ended here {waited:.0f} s ago, and node {leader}, which led it, does not say how"
         return Over(reason="no-progress", message=message)
 
@@ -155,7 +156,8 @@ class Rendezvous:
         over = self._namesake(others)
         if over is not None:
             return over
-        first = next((each for each in others if each.node < self.node and self._lives(each)), None)
+        before = [each for each in others if each.node < self.node]
+        first = next(iter(self.reached(before[:1]) or self.reached(before[1:])), None)  # the very first is nearly always there
         if first is None:
             present = self.reached(others)
             if self._is_ready(attempts, present, waited):
@@ -205,7 +207,7 @@ class Rendezvous:
             self._sleep(found.delay)
             if self.asked.signals:
                 return None
-        self.accounts.plan_for(
+        stored = self.accounts.plan_for(
             number,
             slots=found.slots,
             nodes=found.nodes,
@@ -213,7 +215,7 @@ class Rendezvous:
             committed=committed,
             members=_members(found),
         )
-        return None  # the next look shows whose plan is there, and who has a part in it
+        return self._own_part(Attempt(stored))  # if it is another's, without this node, the next look shows what that means
 
     def _arrive(self, newest: Attempt | None, number: int) -> None:
         """What there was before this supervisor: an attempt that was open then is the first of its job that it has seen."""
@@ -241,7 +243,7 @@ class Rendezvous:
         if leader.nonce != self.own.nonce and answers(leader.address, leader.token, timeout=self._patience):
             self._silent, self._reached = None, newest.number
             return True
-        if newest.number == self._done[0]:
+        if newest.number == self._done[0] and self._ended_for_loss:
             return False  # it is over here, for that very reason
         now = self.clock.monotonic()
         if self._silent is None or self._silent[0] != newest.number:
@@ -250,7 +252,7 @@ class Rendezvous:
 
     def _is_cut_off(self, newest: Attempt) -> bool:
         """Whether it is rather this node that cannot be reached: it was there, was left out, and has never reached the leader."""
-        return newest.number > max(self._arrived, self._reached)
+        return newest.number > max(self._arrived, self._reached, self._done[0])
 
     def _is_complete(self, attempts: Sequence[Attempt], present: Sequence[AttemptNode]) -> bool:
         """Whether there is nobody to wait for: all nodes are there, or those that an attempt was to go on without have left."""

@@ -11,7 +11,7 @@ from ckptcore.events import log
 
 
 class Room:
-    """Asks `look` every `pause` seconds until it has an answer, in a thread."""
+    """Asks `look` every `pause` seconds, in a thread: who waits may have gone again by the time that there is a use for it."""
 
     def __init__(self, look: Callable[[], str], *, pause: float) -> None:
         self._look, self._pause = look, pause
@@ -19,7 +19,7 @@ class Room:
         self._thread = threading.Thread(target=self._run, name="room", daemon=True)
 
     def why(self) -> str:
-        """The answer, if there is one yet."""
+        """The newest answer; empty while there is none, or nobody can tell."""
         return self._why
 
     def __enter__(self) -> Self:
@@ -30,8 +30,9 @@ class Room:
         self._done.set()  # it is not waited for: the store may be away
 
     def _run(self) -> None:
-        while not self._why and not self._done.wait(self._pause):
+        while not self._done.wait(self._pause):
             try:
                 self._why = self._look()
             except CheckpointError as error:
+                self._why = ""
                 log.warning("it is not known whether other nodes wait: %s", error)

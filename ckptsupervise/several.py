@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ckptcore.attempts import Attempt, AttemptPlan, Attempts, Supervisor
+from ckptcore.attempts import Attempt, AttemptNode, AttemptPlan, Attempts, Supervisor
 from ckptcore.clock import Clock
 from ckptcore.errors import CheckpointError, StoreError
 from ckptcore.names import GenerationId
@@ -29,7 +29,7 @@ from ckptsupervise.explanation import explain
 from ckptsupervise.following import Following
 from ckptsupervise.guard import Guard
 from ckptsupervise.home import Home
-from ckptsupervise.leading import AskedOnNodes, RunningOnNodes, assemble
+from ckptsupervise.leading import AskedOnNodes, RunningOnNodes, assemble, await_finished
 from ckptsupervise.links import Links
 from ckptsupervise.nodes_policy import NodesPolicy
 from ckptsupervise.orders import Group, Order
@@ -94,7 +94,8 @@ class _Part:
             clock=job.clock,
         )
         self._places = job.policy.each.nproc
-        self._lost: tuple[int, Watched] | None = None
+        self._known: tuple[int, Watched] | None = None
+        self._lost = 0
         self._rendezvous = Rendezvous(
             accounts=self._accounts,
             own=own,
@@ -124,7 +125,6 @@ class _Part:
                 raise
             result = self._result(Over(reason="preempted", message="told to stop"))
         finally:
-            self._rendezvous.close()
             self._accounts.close()
         event: Event = "given-up" if result.reason == "no-progress" else result.reason
         self._tell(event, result.message, details=[*result.details, *filter(None, [self._accounts.elsewhere])])
@@ -136,7 +136,7 @@ class _Part:
             if isinstance(plan, Over):
                 return self._result(plan)
             taken = self._take_part(Parts(plan))
-            self._rendezvous.done(plan.attempt)
+            self._rendezvous.done(plan.attempt, lost=self._lost == plan.attempt)
             if taken is not None:
                 return Result(reason="superseded", message=taken)
 
@@ -150,30 +150,38 @@ class _Part:
     # As the node that leads
 
     def _lead(self, parts: Parts) -> str | None:
-        plan, links = parts.plan, Links()
-        before = self._accounts.load()
+        plan, links = parts.plan, Links(self._job.node, silence=self._job.waits.silence, clock=self._clock)
         asked = AskedOnNodes(self._job.asked, self._job.node, links)
         try:
             lost = assemble(parts, self._endpoint, links, asked, timeout=self._job.waits.assemble, clock=self._clock)
-            watched = self._unlaunched(plan, lost) if lost or asked.signals else self._watched(parts, before, links, asked)
-            if lost or not watched.timeline.beats:
+            # Before ranks run, since the store may take long: who has come hears signs of life meanwhile.
+            attempts, there = self._accounts.load(), self._accounts.announced(plan.attempt)
+            lost = lost or links.lost()
+            if lost or asked.signals:
+                watched = self._unlaunched(plan, lost)
                 links.tell(Finish(timeout=LAST))
+                await_finished(links, LAST, clock=self._clock)
+            else:
+                watched = self._watched(parts, attempts, there, links, asked)
             return self._recorded(plan, watched, asked.nodes())
         finally:
             links.close()
 
-    def _watched(self, parts: Parts, attempts: Sequence[Attempt], links: Links, asked: AskedOnNodes) -> Watched:
+    def _watched(
+        self, parts: Parts, attempts: Sequence[Attempt], there: Sequence[AttemptNode], links: Links, asked: AskedOnNodes
+    ) -> Watched:
         job, plan = self._job, parts.plan
-        history = self._rendezvous.history([each for each in attempts if each.number < plan.attempt])
-        running = self._launched(parts, links)
-        with Room(lambda: self._room(plan, history), pause=job.waits.look) as room:
+        history = self._rendezvous.history([each for each in attempts if each.number < plan.attempt], there)  # as was planned by
+        grows_at = self._grows_at(plan, history, there)
+        running, waiting = self._launched(parts, links), Attempts(job.store)
+        with Room(lambda: self._room(waiting, plan, history), pause=job.waits.look) as room:
             return Watch(
                 running,
                 Order(command=[], attempt=plan.attempt, slots=plan.slots, places=0, folder=self._home.attempt(plan.attempt)),
                 job.limits,
                 asked,
                 target=max((each.end.last_step or 0 for each in attempts if each.end is not None), default=0),
-                grows_at=self._grows_at(plan, history),
+                grows_at=grows_at,
                 can_drain=job.policy.can_drop(plan),
                 listener=job.listener,
                 on_opened=lambda run, claimed: self._accounts.opened(run, claimed, lambda text: self._tell("warning", text)),
@@ -222,14 +230,14 @@ class _Part:
         taken = self._accounts.superseded(plan.attempt, max(claimed, default=None))
         return taken or (watched.ending.message if watched.ending.outcome == "superseded" else None)
 
-    def _room(self, plan: AttemptPlan, history: Sequence[Attempt]) -> str:
-        """Why to go on with other nodes; asked in a thread of its own, and so with accounts of its own."""
-        waiting = Attempts(self._job.store).announced(plan.attempt + 1)
+    def _room(self, records: Attempts, plan: AttemptPlan, history: Sequence[Attempt]) -> str:
+        """Why to go on with other nodes; asked in a thread of its own, and so with records of its own."""
+        waiting = records.announced(plan.attempt + 1)
         return self._job.policy.room(history, plan, self._rendezvous.reached(waiting), self._now().utc) if waiting else ""
 
-    def _grows_at(self, plan: AttemptPlan, history: Sequence[Attempt]) -> float | None:
-        instant, nodes = self._now(), self._accounts.announced(plan.attempt)
-        at = self._job.policy.grows_at(history, plan, {each.node: each.slots for each in nodes})
+    def _grows_at(self, plan: AttemptPlan, history: Sequence[Attempt], there: Sequence[AttemptNode]) -> float | None:
+        instant = self._now()
+        at = self._job.policy.grows_at(history, plan, {each.node: each.slots for each in there})
         return None if at is None else at - instant.utc + instant.monotonic
 
     # As another node
@@ -239,7 +247,7 @@ class _Part:
         ranks = f"rank {own[0]}" if len(own) == 1 else f"ranks {own[0]} to {own[-1]}"
         message = f"attempt {plan.attempt}: {ranks} of {plan.processes}, led by {parts.leader.node}"
         self._tell("launched", message, attempt=plan.attempt, slots=list(parts.slots(self._job.node)))
-        watched = Following(
+        following = Following(
             attempt=plan.attempt,
             leader=parts.leader,
             nonce=self._own.nonce,
@@ -250,10 +258,13 @@ class _Part:
             timeout=self._job.waits.assemble,
             silence=self._job.waits.silence,
             clock=self._clock,
-        ).run()
-        if watched is not None:
-            self._lost = plan.attempt, watched
-            self._tell("died", f"node {parts.leader.node}, which led the attempt, is lost: {watched.ending.message}")
+        )
+        self._known = plan.attempt, following.run()
+        self._lost = plan.attempt if following.lost else 0
+        if following.left:
+            self._tell("warning", f"{counted(len(following.left), 'process')} of attempt {plan.attempt} cannot be ended here")
+        if following.lost:
+            self._tell("died", f"node {parts.leader.node}, which led the attempt, is lost: {following.lost}")
 
     # For both
 
@@ -280,8 +291,8 @@ class _Part:
 
     def _close_open(self, attempt: Attempt) -> None:
         """Record the end of an attempt whose leader cannot be reached: as it was here, or else that it is lost."""
-        if self._lost is not None and self._lost[0] == attempt.number:
-            self._accounts.end(attempt.plan, self._lost[1], self._now(), self._settled())
+        if self._known is not None and self._known[0] == attempt.number:
+            self._accounts.end(attempt.plan, self._known[1], self._now(), self._settled())
             return
         self._accounts.lost(attempt.plan, None, self._now(), None)
         self._tell("lost", f"attempt {attempt.number} has lost its supervisor", attempt=attempt.number)

@@ -156,8 +156,8 @@ class Channel:
         host, port = split(address)
         try:
             return cls(socket.create_connection((host, port), timeout), timeout)
-        except OSError as error:
-            raise LinkLost(f"cannot be reached at {address}: {error.strerror or error}") from error
+        except (OSError, UnicodeError, OverflowError) as error:  # the latter for what is no name, or no port
+            raise LinkLost(f"cannot be reached at {address}: {getattr(error, 'strerror', None) or error}") from error
 
     def send(self, message: AnyMessage) -> None:
         """Send one message, whole. Raises `LinkLost`, also if the other side takes too long to take it."""

@@ -233,8 +233,35 @@ def test_a_server_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(wire, "ANSWER_TIMEOUT", 0.05)
     with closing(socket.create_server(("127.0.0.1", 0))) as silent:
         place = Place(hosts=HERE, port=silent.getsockname()[1], token=bytes(32))
-        with pytest.raises(TimeoutError), asked(place, OTHER):
+        with pytest.raises(Broken, match="timed out"), asked(place, OTHER):
             pytest.fail("it came")
+
+
+def test_where_a_server_was_looked_for_is_said(server: Server) -> None:
+    server.close()
+    with pytest.raises(Broken, match=rf"cannot be reached at port {server.place.port} of 127\.0\.0\.1: .*refused"):
+        wire.connect(server.place, copywire._MAGIC)
+    with pytest.raises(Broken, match=r"of a\.\.b: .*idna.*; 127\.0\.0\.1: .*refused"):
+        wire.connect(replace(server.place, hosts=("a..b", "127.0.0.1")), copywire._MAGIC)
+
+
+def test_a_server_without_descriptors_does_not_spin(
+    kept: tuple[NodeStore, Held], offer: Offer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "PAUSE", 1e6)
+    tried: list[int] = []
+    failed = threading.Event()
+
+    def accept(_: socket.socket) -> None:
+        tried.append(1)
+        failed.set()
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(socket.socket, "accept", accept)
+    server = Server(offer, kept[0].store, HERE, local=True)
+    assert failed.wait(30)
+    server.close()
+    assert tried == [1]
 
 
 def test_a_server_that_closes_ends_its_clients(server: Server) -> None:

@@ -113,6 +113,17 @@ def test_what_rotted_on_a_node_is_not_uploaded(cluster: Cluster, how: str) -> No
     assert [commit.step for commit in check_commits(cluster.store)] == [10]
 
 
+def test_what_cannot_be_read_of_one_generation_hides_no_other(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    cluster.save(10)
+    cluster.die_in_upload(20)
+    run = cluster.node(0) / read_run(cluster.store).run_id
+    (manifest,) = (run / "generations" / "000001-000000000010-1").rglob("manifest.ocdbt")
+    manifest.rename(run / "moved")
+    manifest.symlink_to(run / "moved")
+    assert [restored.step for restored in cluster.resume()] == [20] * RANKS
+    assert "what this node holds of generations/000001-000000000010-1/receipts/00000.json cannot be read" in caplog.text
+
+
 def test_a_store_that_does_not_answer_stops_the_start_before_it_claims(cluster: Cluster) -> None:
     """To claim would abort what the nodes still hold (N-7)."""
     cluster.save(10)

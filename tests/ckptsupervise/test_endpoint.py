@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -15,14 +16,15 @@ import pytest
 
 from ckptcore.attempts import Member
 from ckptcore.clock import Clock
-from ckptcore.errors import CallError
+from ckptcore.errors import CallError, CheckpointError, StoreUnavailable
 from ckptcore.heartbeat import Beat
-from ckptsupervise import endpoint, engine
+from ckptsupervise import endpoint, engine, stacks
 from ckptsupervise.ending import Exit, LostNode, ending
 from ckptsupervise.endpoint import Endpoint, answers, connect
 from ckptsupervise.handshake import GREETING_BYTES, admit, enter, new_token
 from ckptsupervise.leading import RunningOnNodes
-from ckptsupervise.links import Link
+from ckptsupervise.links import Link, Links
+from ckptsupervise.room import Room
 from ckptsupervise.wire import (
     Challenge,
     Channel,
@@ -34,10 +36,12 @@ from ckptsupervise.wire import (
     LinkLost,
     Proof,
     State,
+    Taken,
     Tick,
     joined,
     split,
 )  # fmt: skip
+from tests.ckptcore.support import FakeClock
 
 OTHER = "00bb00bb00bb00bb"
 SILENCE = 0.3
@@ -251,6 +255,141 @@ def test_a_link_that_is_lost() -> None:
     link.close()
 
 
+def linked(near: Channel, clock: Clock) -> Link:
+    return Link(Member(node="b", nonce=OTHER, address="", token=""), range(2, 4), near, clock)
+
+
+def test_a_node_that_has_finished_is_not_lost() -> None:
+    """It closes its end, while signs of life still go to it until the others have finished too."""
+    near, far = pair()
+    link = linked(near, Clock())
+    far.send(Finished(state=State(now=0.0, beats=[], gone=[], processes={}, over=True), left=[], words={}))
+    link.wait("finished", 10)
+    far.close()
+    for _ in Clock().polls(0.5, first=0.02, most=0.02):
+        link.tell(Tick())
+    assert (link.over, link.lost) == (True, None)
+    link.close()
+
+
+def test_a_clock_that_falls_behind() -> None:
+    """A machine that slept has a clock that did too; one without a time server has one that is slow."""
+    near, far = pair()
+    clock = FakeClock()
+    clock.now = 5000.0
+    link = linked(near, clock)
+    for number, (here, there) in enumerate([(5000.0, 1000.0), (9000.0, 4997.0)]):
+        clock.now = here
+        beat = Beat(rank=2, pid=7, phase="train", at=there, since=0.0)
+        far.send(State(now=there, beats=[beat], gone=[], processes={}))
+        far.send(Taken(text=f"{number}"))
+        for _ in Clock().polls(10, first=0.005, most=0.02):
+            if link.stacks == f"{number}":
+                break
+        assert [round(each.at, 3) for each in link.beats] == [here]
+    far.close()
+    link.close()
+
+
+@pytest.mark.parametrize(("slept", "goes_on", "node"), [(20.0, 0.0, "a"), (0.0, 0.0, "b"), (20.0, 60.0, "b")])
+def test_who_stood_still_is_to_blame(monkeypatch: pytest.MonkeyPatch, slept: float, goes_on: float, node: str) -> None:
+    """Not the one that left it meanwhile; and not if that was long before."""
+    monkeypatch.setattr("ckptsupervise.links.TICK", 0.01)
+    near, far = pair()
+    near.give(60.0)
+    clock = FakeClock()
+    made = Links("a", silence=6.0, clock=clock)
+    link = linked(near, clock)
+    made.add(link)
+    try:
+        for step in [slept] * (slept > 0) + [5.0] * int(goes_on / 5.0):
+            clock.now += step
+            for _ in Clock().polls(10, first=0.001, most=0.02):
+                if made._ticked == clock.now:
+                    break
+            far.send(Tick())
+        far.close()
+        link.wait("finished", 10)
+        lost = made.lost()
+        assert lost is not None
+        assert lost.node == node
+        assert ("stood still for 20 s" in lost.message) == (node == "a")
+    finally:
+        made.close()
+
+
+def test_a_system_without_threads_for_a_moment(own: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", failing)
+        with socket.create_connection(split(own.address), 5) as stranger:
+            assert stranger.recv(1) == b""
+    assert answers(own.address, own.token, timeout=5)
+
+
+def failing(*_: object) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize("address", ["a..b:80", f"{'x' * 70}:80", "\udcff:80", f"127.0.0.1:{'9' * 99}"])
+def test_what_is_recorded_as_an_address_and_is_none_stops_nobody(address: str) -> None:
+    assert not answers(address, new_token(), timeout=1)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "a..b", "\udcff"])  # noqa: S104 - refused
+def test_addresses_that_others_cannot_use(host: str) -> None:
+    with pytest.raises(CallError, match="--address"):
+        Endpoint(host, silence=1).close()
+
+
+def test_a_name_that_stands_for_a_loopback_on_the_node_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a Debian's own name does: others know it for another address, at which the node has to listen too."""
+    known = socket.getaddrinfo
+
+    def resolve(host: str, *rest: Any, **how: Any) -> Any:
+        return known("127.0.1.1" if host == "node-7" else host, *rest, **how)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    made = Endpoint("node-7", silence=1)
+    try:
+        host, port = split(made.address)
+        assert host == "node-7"
+        assert answers(joined("127.0.0.1", port), made.token, timeout=5)
+    finally:
+        made.close()
+
+
+def test_who_has_joined_what_is_over_is_let_go(own: Endpoint) -> None:
+    channel = join(own)
+    for _ in Clock().polls(10, first=0.01, most=0.05):
+        assert own.take(4, OTHER) is None
+        with suppress(LinkLost):
+            channel.send(Tick())
+            continue
+        break
+    with pytest.raises(LinkLost, match="link"):
+        channel.receive()
+    channel.close()
+
+
+def test_room_is_for_who_waits_still() -> None:
+    answered: list[Any] = ["node c is there", "", StoreUnavailable("away"), "node d is there"]
+
+    def look() -> str:
+        found = answered.pop(0) if len(answered) > 1 else answered[0]
+        if isinstance(found, CheckpointError):
+            raise found
+        return found
+
+    seen = []
+    with Room(look, pause=0.05) as room:
+        for _ in Clock().polls(10, first=0.001, most=0.002):
+            if not seen or seen[-1] != room.why():
+                seen.append(room.why())
+            if seen[-1] == "node d is there":
+                break
+    assert seen == ["", "node c is there", "", "node d is there"]
+
+
 def test_this_node_has_an_address() -> None:
     assert endpoint.own_host()
     assert 0 < engine.free_port("127.0.0.1") < 65536
@@ -274,6 +413,19 @@ def test_any_number_of_strangers_that_say_nothing_keep_out_nobody(own: Endpoint)
     finally:
         for each in strangers:
             each.close()
+
+
+def test_stacks_of_nodes_that_do_not_answer(tmp_path: Path) -> None:
+    """All together are waited for no longer than one, and no more ranks are asked for than on one node."""
+    clock, asked = FakeClock(), []
+    told: dict[str, Any] = {"stacks": "", "tell": asked.append, "wait": lambda _, seconds: clock.sleep(seconds)}
+    made = [SimpleNamespace(member=SimpleNamespace(node=f"n{n}"), ranks=range(n, n + 1), **told) for n in range(20)]
+    links: Any = SimpleNamespace(all=lambda: made)
+    local: Any = None
+    text = RunningOnNodes(local, links, clock=clock).stacks({rank: 100 + rank for rank in range(20)}, tmp_path)
+    assert clock.now == stacks.SECONDS + stacks.PATIENCE + 1.0
+    assert [each.ranks for each in asked] == [[rank] for rank in range(stacks.MOST)]
+    assert text.startswith("on n0:\nnot told")
 
 
 def test_beats_of_a_node_that_has_no_room_for_them(tmp_path: Path) -> None:

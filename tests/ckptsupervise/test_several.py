@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ckptcore.attempts import Attempts, Supervisor
+from ckptcore.attempts import Attempt, Attempts, Supervisor
 from ckptcore.errors import StoreError
-from ckptsupervise import following, links, rendezvous
+from ckptsupervise import following, links, rendezvous, several
+from ckptsupervise.accounts import Accounts
 from tests.ckptcore.failing import FaultyStore
 from tests.ckptcore.support import file_store
-from tests.ckptsupervise.nodes import Nodes, done, failing, nodes, train
+from tests.ckptsupervise.nodes import Died, Nodes, Played, done, failing, nodes, train
 
 pytestmark = pytest.mark.whole
 
@@ -145,6 +149,16 @@ def test_a_node_that_keeps_failing_is_left_out(job: Nodes) -> None:
     assert [each.plan.cause for each in job.attempts] == ["start", "restart", "shrunk"]
 
 
+def test_a_leader_that_came_later_leaves_out_whom_the_others_know_to_fail(job: Nodes) -> None:
+    options: dict[str, Any] = {"nnodes": 3, "tries": 2, "max_restarts": 5}
+    c, b = job.start("c", failing(0.3), **options), job.start("b", train, train, train, done(2), **options)
+    b.wait_for("attempt 3: 2 ranks on b,")
+    a = job.start("a", done(2), **options)
+    assert [node.result.reason for node in (a, b, c) if node.join() and node.result] == ["finished"] * 3
+    assert job.members() == [["b", "c"], ["b", "c"], ["b"], ["a", "b"]]
+    assert job.outcomes() == ["failed", "failed", "resized", "finished"]
+
+
 def test_a_node_that_was_left_out_comes_back(job: Nodes) -> None:
     options = {"tries": 2, "max_restarts": 5, "grow_after": 3.0}
     a = job.start("a", failing(0.3), failing(0.3), done(1), **options)
@@ -168,10 +182,160 @@ def test_a_leader_that_lives_and_records_nothing_is_not_waited_for_for_ever(job:
     assert job.outcomes() == [None]
 
 
+@pytest.mark.parametrize("where", ["before it takes the others in", "after"])
+def test_a_leader_that_waits_for_its_store_is_not_lost(job: Nodes, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """Longer than its silence would be taken for a loss: nothing runs yet, and nobody starts anything that nobody watches."""
+    job.waits = replace(job.waits, silence=2.0, assemble=20.0)
+    started: list[int] = []
+    loaded = threading.Event()
+    assemble, load, announced = several.assemble, Accounts.load, Accounts.announced
+
+    def slow_to_assemble(*given: Any, **how: Any) -> Any:
+        time.sleep(3.0)
+        return assemble(*given, **how)
+
+    def slow_to_load(accounts: Accounts) -> list[Attempt]:
+        if not loaded.is_set():
+            loaded.set()
+            time.sleep(3.0)
+        return load(accounts)
+
+    def seen_announced(accounts: Accounts, number: int) -> list[Any]:
+        started.append(len(a.orders) + len(b.orders))
+        return announced(accounts, number)
+
+    if where == "after":
+        monkeypatch.setattr(Accounts, "load", slow_to_load)
+        monkeypatch.setattr(Accounts, "announced", seen_announced)
+    else:
+        monkeypatch.setattr(several, "assemble", slow_to_assemble)
+    b, a = job.start("b", done(1), min_nnodes=2), job.start("a", done(1), min_nnodes=2)
+    assert [node.result.reason for node in (a, b) if node.join() and node.result] == ["finished"] * 2
+    assert job.outcomes() == ["finished"]
+    assert set(started) <= {0}, "ranks run, and their supervisor waits for the store"
+
+
+def test_a_node_is_told_to_stop_while_the_one_that_leads_waits_for_its_store(job: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "LEAVE", 0.5)
+    goes_on, load = threading.Event(), Accounts.load
+
+    def slow(accounts: Accounts) -> list[Attempt]:
+        assert goes_on.wait(30)
+        return load(accounts)
+
+    monkeypatch.setattr(Accounts, "load", slow)
+    a, b = job.start("a", done(1), max_restarts=0), job.start("b", done(1))
+    b.wait_for("led by a")
+    b.asked.take(signal.SIGTERM)
+    result = b.join()
+    assert result is not None
+    assert (result.reason, result.signal) == ("preempted", signal.SIGTERM)
+    goes_on.set()
+    a.wait_for("attempt 1 failed: node b")
+    assert (a.orders, b.orders) == ([], []), "nothing is started for a node that has left"
+    a.join()
+
+
+def test_a_leader_that_is_slow_to_record_the_end_is_not_replaced_for_one_answer(
+    job: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A spare node is there, so enough would be to go on at once, with a job that has finished."""
+    end, answers = Accounts.end, rendezvous.answers
+    busy = threading.Event()
+
+    def slow(accounts: Accounts, *given: Any) -> None:
+        if accounts.node == "a":
+            busy.set()
+            time.sleep(2.0)
+        end(accounts, *given)
+
+    def away(address: str, token: str, *, timeout: float) -> bool:
+        leader = job.attempts[0].plan.members[0].address if busy.is_set() else ""
+        return address != leader and answers(address, token, timeout=timeout)
+
+    monkeypatch.setattr(Accounts, "end", slow)
+    monkeypatch.setattr(rendezvous, "answers", away)
+    found = [job.start(name, done(2), min_nnodes=2) for name in "ab"]
+    found[0].wait_for("attempt 1: 4 ranks")
+    found.append(job.start("c", done(2), min_nnodes=2))
+    assert [node.result.reason for node in found if node.join() and node.result] == ["finished"] * 3
+    assert job.outcomes() == ["finished"]
+
+
+def test_a_leader_that_dies_before_it_records_the_end(job: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who had a part in it records what was known there (U-20)."""
+    end = Accounts.end
+
+    def dying(accounts: Accounts, *given: Any) -> None:
+        if accounts.node == "a":
+            raise Died
+        end(accounts, *given)
+
+    monkeypatch.setattr(Accounts, "end", dying)
+    _, b = job.start("a", failing(1)), job.start("b", train, done(1))
+    assert b.join() is not None
+    assert job.outcomes() == ["failed", "finished"]
+    ended = job.attempts[0].end
+    assert ended is not None
+    assert ended.incident is not None
+    assert (ended.incident.kind, ended.incident.node) == ("node", "a")
+    assert "was lost before it recorded how" in ended.incident.message
+    assert ended.last_step
+
+
+def test_processes_that_cannot_be_ended_are_told_of_on_their_node(job: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = job.start("a", failing(0.5), max_restarts=0), job.start("b", max_restarts=0)
+    held = Played.finish
+    monkeypatch.setattr(Played, "finish", lambda run, timeout: [7] if run.order.ranks[0] == 2 else held(run, timeout))
+    for node in (a, b):
+        assert node.join() is not None
+    assert "1 process of attempt 1 cannot be ended here" in b.said
+
+
+def test_what_ends_before_it_begins_is_no_loss_of_the_one_that_leads(job: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One node does not come; the other one takes its time to say that it has nothing to end."""
+    job.waits = replace(job.waits, assemble=1.0)
+    finished = following.Following._finished
+
+    def slow(self: Any, message: Any) -> Any:
+        time.sleep(2.5)
+        return finished(self, message)
+
+    monkeypatch.setattr(following.Following, "_finished", slow)
+    c = job.start("c", nnodes=3, min_nnodes=3, max_restarts=0)
+    c.wait_for("1 of 3 nodes")
+    c.stall()
+    a, b = (job.start(name, nnodes=3, min_nnodes=3, max_restarts=0) for name in "ab")
+    for node in (a, b):
+        assert node.join() is not None
+    assert any("node c, did not join within 1 s" in each for each in a.said)
+    assert not any("is lost" in each for each in b.said), b.said
+
+
 def test_all_stop_for_want_of_progress(job: Nodes) -> None:
     found = [job.start(name, failing(0.2), min_nnodes=2, max_restarts=1) for name in "ab"]
     assert [node.result.reason for node in found if node.join() and node.result] == ["no-progress"] * 2
     assert job.outcomes() == ["failed", "failed"]
+
+
+def test_nodes_that_are_gone_are_waited_for_together(job: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without power refuses nothing: each takes its time to be found gone."""
+    together = threading.Barrier(3)
+
+    def answers(address: str, *_: Any, **__: Any) -> bool:
+        if address != "gone:0":
+            together.wait(10)
+        return False
+
+    records = Attempts(file_store(job.place / "run"))
+    for n in range(4):
+        gone = Supervisor(nonce=f"{n:016x}", host="gone", pid=7)
+        facts = {"token": "00" * 32, "slots": 2, "started": "2026-01-01T00:00:00.000000Z", "since": 1}
+        records.announce(1, supervisor=gone, node=f"a{n}", address=f"gone:{n}", **facts)
+    monkeypatch.setattr(rendezvous, "answers", answers)
+    b = job.start("b", done(0.5))
+    assert b.join() is not None
+    assert (b.error, together.broken) == (None, False)
 
 
 def test_too_few_nodes_are_named(job: Nodes) -> None:
@@ -209,6 +373,19 @@ def test_a_supervisor_that_hangs_is_lost(job: Nodes, monkeypatch: pytest.MonkeyP
     assert result is not None
     assert result.reason == "no-progress"
     assert "node b is lost: no sign of life for 4 s" in a.said
+
+
+def test_a_supervisor_that_leads_and_hangs_is_lost(job: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody would notice that a rank hangs: the others end theirs, and say after a while that nothing comes."""
+    monkeypatch.setattr(links, "STUCK", 0.5)
+    job.waits = replace(job.waits, enough=3.0)
+    a, b = job.start("a", min_nnodes=2), job.start("b", min_nnodes=2)
+    a.wait_for("training is at step")
+    a.stall()
+    result = b.join()
+    assert result is not None
+    assert "node a, which led the attempt, is lost: no sign of life for 4 s" in b.said
+    assert "node a, which led it, does not say how" in result.message
 
 
 def test_a_newer_supervisor_of_the_same_node_has_it(job: Nodes) -> None:
