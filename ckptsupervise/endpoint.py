@@ -100,6 +100,8 @@ class Endpoint:
             raise LinkLost("does not want to join")
         channel.give(self._silence)
         with self._lock:
+            if self._closed.is_set():
+                raise LinkLost("has come too late")
             before = self._joins.pop((said.attempt, said.nonce), None)
             self._joins[said.attempt, said.nonce] = channel
         if before is not None:

@@ -78,6 +78,7 @@ class Following:
             thread.start()
         try:
             self._serve(channel)
+            self._leave()
         except LinkLost as error:
             detected = self.clock.monotonic()
             self._end()
@@ -92,14 +93,20 @@ class Following:
     def _join(self) -> Channel:
         for left in self.clock.polls(self.timeout, first=0.1, most=2.0):
             try:
-                channel = connect(self.leader.address, self.leader.token, timeout=self.silence)
-                channel.send(Join(nonce=self.nonce, attempt=self.attempt))
+                return self._connected()
             except LinkLost:
                 if left <= 0 or self.asked.signals:
                     raise
-                continue
-            return channel
         raise LinkLost("cannot be reached")
+
+    def _connected(self) -> Channel:
+        channel = connect(self.leader.address, self.leader.token, timeout=self.silence)
+        try:
+            channel.send(Join(nonce=self.nonce, attempt=self.attempt))
+        except LinkLost:
+            channel.close()
+            raise
+        return channel
 
     def _serve(self, channel: Channel) -> None:
         told, told_at = None, float("-inf")
@@ -115,6 +122,19 @@ class Following:
             if self._running is not None and len(self.asked.signals) > 1:
                 self._running.kill()
             self.clock.sleep(LOOK)
+
+    def _leave(self) -> None:
+        """Wait until the leader closes the link, or for too long: it has heard then that it is over here.
+
+        A link that is closed while a sign of life is on its way is reset, and takes with it what was said last.
+        """
+        for left in self.clock.polls(self.silence, first=0.005, most=LOOK):
+            if left <= 0 or any(isinstance(each, LinkLost) for each in self._news()):
+                return
+
+    def _news(self) -> list[AnyMessage | LinkLost]:
+        """What has come since the last look."""
+        return [self._inbox.get() for _ in range(self._inbox.qsize())]
 
     def _obey(self, channel: Channel) -> bool:
         """Do all that was told meanwhile; whether that was all."""

@@ -58,9 +58,9 @@ class Link:
         return self.finished.words if self.finished else {}
 
     def tell(self, message: AnyMessage) -> None:
-        """Send a message; who cannot be told is lost."""
+        """Send a message; who cannot be told is lost. Who has finished is told nothing more."""
         try:
-            if self.lost is None:
+            if self.lost is None and self.finished is None:
                 self._channel.send(message)
         except LinkLost as error:
             self._lose(error)
@@ -81,6 +81,8 @@ class Link:
                 self._take(self._channel.receive())
         except LinkLost as error:
             self._lose(error)
+        else:
+            self._channel.close()  # so the other one knows that it was heard to the end
 
     def _take(self, message: AnyMessage) -> None:
         now = self._clock.monotonic()
@@ -98,7 +100,7 @@ class Link:
 
     def _lose(self, error: LinkLost) -> None:
         with self._changed:
-            if self.lost is None:
+            if self.lost is None and self.finished is None:
                 self.lost = LostNode(node=self.member.node, since=self._heard, message=str(error))
             self._changed.notify_all()
 

@@ -9,7 +9,7 @@ nobody who is, it takes itself for cut off, so that two parts of a job do not ta
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
@@ -107,9 +107,13 @@ class Rendezvous:
         return since(attempts, min([self._since, *(each.since for each in present)]))
 
     def reached(self, nodes: Sequence[AttemptNode]) -> list[AttemptNode]:
-        """Those whose supervisors can be reached, this one among them."""
-        lives = self._pool.map(self._lives, nodes)
-        return [node for node, found in zip(nodes, lives, strict=True) if found]
+        """Those whose supervisors can be reached, this one among them; nobody once it is closed."""
+        try:
+            lives = [self._pool.submit(self._lives, node) for node in nodes]
+        except RuntimeError:  # closed, which a thread that looks aside may not know yet
+            return []
+        wait(lives)
+        return [node for node, found in zip(nodes, lives, strict=True) if not found.cancelled() and found.result()]
 
     def _turn(self) -> AttemptPlan | Over | None:
         attempts, number = self.accounts.look()
