@@ -263,8 +263,9 @@ def die(event):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-with checkpointer(ARGS[0], chunk_bytes=1024, coordinator_timeout=2.0, on_event=die) as saver:
+with checkpointer(ARGS[0], chunk_bytes=1024, coordinator_timeout=60.0, on_event=die) as saver:
     saver.save(1, components(1)).result(60)
+    saver._timeout = 2.0  # here one never comes
     handle = saver.save(2, components(2))
     started = time.monotonic()
     try:
