@@ -24,7 +24,7 @@ test: $(STAMP) ## Run all tests (ARGS="-k words" picks some)
 test-quick: $(STAMP) ## Run the quick ones of the tests
 	$(BIN)/python -m pytest -m "not slow and not whole" $(ARGS)
 
-test-long: $(STAMP) ## Run what `make test` leaves out: the conformance suite on S3, the demos, supervised jobs, the peers of the benchmarks
+test-long: $(STAMP) ## Run what `make test` leaves out: the conformance suite on S3 and with broken adapters, the demos, supervised jobs, the peers of the benchmarks
 	$(BIN)/python -m pytest -n0 -m whole $(ARGS)
 
 conformance: $(STAMP) ## Run the conformance suite on both backends (ARGS=--quick for a part of it, ARGS="--html report.html" for a page)

@@ -67,8 +67,8 @@ class Adapter:
         self._numbers = itertools.count()
         self._server = Server(command, {**QUIET, "PYTHONPATH": path})
 
-    def start(self, verb: str, processes: int = 1, **fields: Any) -> Job:
-        """Give a request to all processes of a job."""
+    def start(self, verb: str, processes: int = 1, nodes: Sequence[Path] = (), **fields: Any) -> Job:
+        """Give a request to all processes of a job; `nodes`: the node of each."""
         request = {
             "contract": 1,
             "verb": verb,
@@ -79,7 +79,8 @@ class Adapter:
             "deadline": 30,
             **fields,
         }
-        return Job([self._start({**request, "rank": rank}) for rank in range(processes)])
+        local = [{"local": str(node)} for node in nodes] or [{}] * processes
+        return Job([self._start({**request, "rank": rank, **local[rank]}) for rank in range(processes)])
 
     def run(self, verb: str, processes: int = 1, **fields: Any) -> list[Ended]:
         """Run a job to its end."""

@@ -49,7 +49,7 @@ def test_a_process_reads_one_request_and_ends() -> None:
 def test_what_is_described_is_offered(name: str) -> None:
     (answer,) = served(name).done("describe")
     assert answer["name"] == f"{name}ckpt"
-    assert len(answer["failpoints"]) == 17
+    assert len(answer["failpoints"]) == 18
     assert set(answer["dtypes"]) <= dtypes.LOGICAL
     (unknown,) = served(name).run("juggle")
     assert unknown.status == CANNOT

@@ -104,7 +104,7 @@ def without_defect(case: str) -> str:
     return run(None, [case])[case]
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_defect_is_seen_by_its_cases_alone(name: str) -> None:
     """The same cases pass without the defect."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,11 @@ def failpoint(name: str, action: str = "kill", rank: int = 0, step: int | None =
 
 def saving(name: str, run: Path, step: int, **fields: Any) -> Any:
     """A job of two ranks. Where rank 1 dies, its receipt never comes, and is waited for in vain; else it may take its time."""
-    point = fields.get("failpoint") or {}
-    limit = 2 if (point.get("rank"), point.get("action")) == (1, "kill") else 30
+    point = fields.get("failpoint")
+    limit = 2 if isinstance(point, dict) and (point["rank"], point["action"]) == (1, "kill") else 30
     saves = [{"step": step}]
-    return served(name).start("save", 2, store=run.as_uri(), state=exact(), saves=saves, resume="head", deadline=limit, **fields)
+    told = {"store": run.as_uri(), "state": exact(), "saves": saves, "resume": "head", "deadline": limit, **fields}
+    return served(name).start("save", 2, **told)
 
 
 def kinds(run: Path, generation: str = SECOND) -> set[str]:
@@ -121,6 +123,25 @@ def test_a_rank_dies_with_its_data_on_its_node(run: Path, tmp_path: Path, name: 
 
 
 @pytest.mark.slow
+def test_a_rank_stops_with_the_files_of_a_copy(run: Path, tmp_path: Path) -> None:
+    points = [failpoint("during-copy", "stop"), failpoint("during-upload", "hold", rank=1)]
+    job = saving("jax", run, 2, nodes=[tmp_path / "a", tmp_path / "b"], copies=1, failpoint=points, deadline=60)
+    job.wait_until_stopped(0)
+    (node,) = (folder.parent for folder in (tmp_path / "a").rglob("generations"))
+    there = files_of(node, SECOND)
+    assert [key for key in there if key.startswith("receipts/")] == RECEIPTS[:1]
+    assert any(key.startswith("state/ranks/00001") and key.endswith("manifest.ocdbt") for key in there)
+    keys = files_of(run, SECOND)
+    assert RECEIPTS[0] in keys, "its own part is uploaded"
+    assert RECEIPTS[1] not in keys
+    assert not (run / "ledger" / f"{SECOND}.json").exists()
+    for rank in (0, 1):
+        job.let_go(rank)
+    assert [ended.status for ended in job.wait()] == [DONE, DONE]
+    assert (run / "ledger" / f"{SECOND}.json").exists()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["after-retired", "during-delete"])
 def test_a_collector_dies(run: Path, name: str) -> None:
     saves = [{"step": step} for step in (2, 3)]
@@ -203,8 +224,43 @@ def test_only_the_save_that_is_named_fails(tmp_path: Path) -> None:
 
 
 def test_an_unknown_failpoint_is_not_offered() -> None:
-    assert Failpoint.read(None) is None
+    assert Failpoint.of(None, 0) is None
     for told in ({"name": "at-noon", "rank": 0, "action": "kill"}, {"name": "before-data", "rank": 0, "action": "pause"}):
-        with pytest.raises(Cannot):
-            Failpoint.read(told)
-    assert len(MOMENTS) == 17
+        for rank in (0, 1):
+            with pytest.raises(Cannot):
+                Failpoint.of(told, rank)
+    assert len(MOMENTS) == 18
+
+
+def test_each_rank_has_its_own_of_several() -> None:
+    told = [failpoint("during-copy", "stop", rank=0), failpoint("during-upload", "hold", rank=1)]
+    found = [Failpoint.of(told, rank) for rank in range(3)]
+    assert [point and point.name for point in found] == ["during-copy", "during-upload", None]
+    assert found[0] == Failpoint.of(told[0], 0)
+
+
+def test_what_is_held_goes_on_when_the_process_is_told_to(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGCONT)
+    point = Failpoint(name="before-base", rank=0, action="hold")
+    store = failing(open_store(tmp_path), point, rank=0, processes=1)
+    try:
+        held = threading.Thread(target=store.put_if_absent, args=(names.base_key(1), b"{}"), daemon=True)
+        held.start()
+        assert store.put_if_absent(names.claim_key(1), b"{}") == b"{}", "all else goes on"
+        assert store.get(names.base_key(1)) is None
+        signal.raise_signal(signal.SIGCONT)
+        held.join(30)
+        assert store.get(names.base_key(1)) == b"{}"
+    finally:
+        point.released.set()
+        signal.signal(signal.SIGCONT, before)
+
+
+def test_a_copy_on_a_node_is_told_from_what_is_in_the_store(tmp_path: Path) -> None:
+    point, data = Failpoint(name="during-copy", rank=0, action="error", step=2), b'{"status":"complete"}'
+    run, generation = open_store(tmp_path / "run"), GenerationId(1, 2, 1)
+    node = FailingStore(open_store(tmp_path / "node"), point, 2, run)
+    assert FailingStore(run, point, 2).put_if_absent(names.receipt_key(generation, 1), data) == data
+    assert node.put_if_absent(names.receipt_key(generation, 0), data) == data, "its own part"
+    with pytest.raises(StoreError, match="injected"):
+        node.put_if_absent(names.receipt_key(generation, 1), data)

@@ -73,6 +73,10 @@ def test_a_plain_step_lacks_nothing() -> None:
     assert missing(job(processes=2), DESCRIBE, {"s": state({})}) == []
 
 
+def test_copies_are_a_feature() -> None:
+    assert missing(job(nodes=["a"], copies=True), {**DESCRIBE, "features": ["nodes"]}, {"s": state({})}) == ["feature copies"]
+
+
 def test_a_word_of_a_person_is_a_feature() -> None:
     assert "feature vouching" in missing(job("collect", vouched=[2]), DESCRIBE, {"s": state({})})
 

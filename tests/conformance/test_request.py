@@ -24,7 +24,7 @@ STATES = {
 
 
 def ask(step: dict[str, Any], processes: int = 1) -> list[dict[str, Any]]:
-    job = step_of({"expect": {"exit": "done"}, **step})
+    job = step_of(step if "background" in step else {"expect": {"exit": "done"}, **step})
     assert isinstance(job, Job)
     made = requests(
         job,
@@ -47,7 +47,7 @@ def test_requests_differ_in_the_rank_only() -> None:
         "rendezvous": "127.0.0.1:1", "mesh": {"axes": ["y", "x"], "shape": [1, 2]}, "deadline": 60, "failpoint": None,
         "resume": "head", "saves": [{"step": 1}],
         "derived": {"rng": "step"}, "keep": None, "run_id": None, "accept": None, "remap": None, "single_writer": False,
-        "local": None,
+        "local": None, "copies": 0,
         "state": {"components": {"params": {"scope": "global"}}, "leaves": [{**LEAF, "value": "int", "path": []}]},
     }  # fmt: skip
 
@@ -66,6 +66,13 @@ def test_each_rank_has_its_node() -> None:
     assert "local" not in read
 
 
+def test_whether_there_are_copies_is_said_to_those_who_make_them() -> None:
+    step = {"do": "save", "state": "int", "saves": [1], "processes": 2, "nodes": ["a", "b"]}
+    assert [request["copies"] for request in ask({**step, "copies": True}, processes=2)] == [1, 1]
+    assert [request["copies"] for request in ask(step, processes=2)] == [0, 0]
+    assert "copies" not in ask({"do": "recover", "processes": 2, "nodes": ["a", "b"]}, processes=2)[0]
+
+
 def test_a_fork_names_its_target_by_url() -> None:
     (made,) = ask({"do": "fork", "target": "other", "run": "first"})
     assert (made["store"], made["target"], made["state"]) == ("file:///first", "file:///other", None)
@@ -75,3 +82,10 @@ def test_a_failpoint_goes_to_every_process() -> None:
     point = {"name": "before-data", "rank": 1, "action": "kill", "step": 2}
     made = ask({"do": "save", "state": "int", "saves": [2], "processes": 2, "failpoint": point}, processes=2)
     assert [request["failpoint"] for request in made] == [point, point]
+
+
+def test_several_failpoints_are_an_array() -> None:
+    points = [{"name": "during-copy", "rank": 0, "action": "stop"}, {"name": "during-upload", "rank": 1, "action": "hold"}]
+    step = {"do": "save", "state": "int", "saves": [2], "processes": 2, "nodes": ["a", "b"], "copies": True, "failpoint": points}
+    made = ask({**step, "background": "job"}, processes=2)
+    assert [request["failpoint"] for request in made] == [points, points]

@@ -8,6 +8,7 @@ import pytest
 
 from ckpt_conformance.jobs.stored import check
 
+NODE = {"generations": {"a": {"whole": [0], "half": [2]}}}
 SURVEY = {
     "incarnations": {"1": "base", "2": "claim"},
     "generations": {
@@ -38,3 +39,12 @@ def test_what_is_named_must_be_so() -> None:
 )
 def test_what_is_not_so_is_named(expected: dict[str, Any], problems: list[str]) -> None:
     assert check(expected, SURVEY) == problems
+
+
+def test_what_a_node_must_have() -> None:
+    assert check({"generations": {"a": {"whole": [0], "half": [2], "gone": [1, 3]}}}, NODE) == []
+    assert check({"generations": {"a": {"whole": [0, 2], "gone": [0, 1, 2]}}}, NODE) == [
+        "generation a: there is something of rank 0, expected nothing",
+        "generation a: there is something of rank 2, expected nothing",
+        "generation a: whole is [0], expected [0, 2]",
+    ]

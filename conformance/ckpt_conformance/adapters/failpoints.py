@@ -1,8 +1,8 @@
-"""Failpoints: a store that kills, stops or fails its process at a named moment (ADAPTER.md, failpoints).
+"""Failpoints: a store that kills, stops, holds or fails its process at a named moment (ADAPTER.md, failpoints).
 
-Every moment is an operation on the store, seen right before it is made or right after it has succeeded. No code of the
-implementation knows of it. A process that is about to die or stop while it delivers its part lets the others deliver theirs
-first: what the store then holds does not depend on who was faster.
+Every moment is an operation on the run's store, or on the node's, seen right before it is made or right after it has succeeded.
+No code of the implementation knows of it. A process that is about to die or stop while it delivers its part lets the others
+deliver theirs first: what the store then holds does not depend on who was faster.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
@@ -28,27 +28,36 @@ from ckptcore.store import Store
 Phase = Literal["before", "after"]
 
 _DELIVERING = frozenset(
-    {"before-data", "during-data", "before-receipt", "after-receipt", "after-staged", "on-nodes", "during-upload"}
+    {"before-data", "during-data", "before-receipt", "after-receipt", "after-staged", "on-nodes", "during-upload", "during-copy"}
 )
+ON_NODE = frozenset({"during-copy"})
+"""Moments that are operations on a node's store."""
 _PATIENCE = 5.0  # seconds
 _ON_NODES = ".staged.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failpoint:
-    """What happens to the process of `rank` at its moment `name`, once. `step`: of a save; None: an opening, a collection."""
+    """What happens to the process of `rank` at its moment `name`, once. `step`: of a save; None: an opening, a collection.
+
+    What is held goes on when `released` is set.
+    """
 
     name: str
     rank: int
     action: str
     step: int | None = None
+    released: threading.Event = field(default_factory=threading.Event, compare=False)
 
     @classmethod
-    def read(cls, told: Mapping[str, Any] | None) -> Failpoint | None:
-        """The failpoint of a request. Raises `Cannot` for one that is not known."""
-        if told is None:
-            return None
-        if told["name"] not in MOMENTS or told["action"] not in ("kill", "stop", "error"):
+    def of(cls, told: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None, rank: int) -> Failpoint | None:
+        """That of a rank among those of a request. Raises `Cannot` for any that is not known: on all ranks, or on none."""
+        points = map(cls._read, () if told is None else (told,) if isinstance(told, Mapping) else told)
+        return {point.rank: point for point in points}.get(rank)
+
+    @classmethod
+    def _read(cls, told: Mapping[str, Any]) -> Failpoint:
+        if told["name"] not in MOMENTS or told["action"] not in ("kill", "stop", "error", "hold"):
             raise Cannot(f"there is no failpoint {told['name']!r} with the action {told['action']!r}")
         return cls(name=told["name"], rank=told["rank"], action=told["action"], step=told.get("step"))
 
@@ -71,10 +80,16 @@ class Seen:
     data: bytes = b""
     generation: GenerationId | None = None
     rest: str = ""
+    on_node: bool = False
 
     def is_(self, phase: Phase, operation: str) -> bool:
         """Whether it is this operation, at this time."""
         return (self.phase, self.operation) == (phase, operation)
+
+    @property
+    def receipt(self) -> bool:
+        """Whether it concerns anybody's receipt."""
+        return self.rest.startswith("receipts/")
 
     @property
     def own_receipt(self) -> bool:
@@ -112,6 +127,10 @@ MOMENTS: Mapping[str, Callable[[Seen], bool]] = MappingProxyType(
         "on-nodes": lambda seen: seen.is_("after", "put_if_absent") and seen.key.endswith(_ON_NODES),
         # Whoever finishes an upload, of whatever rank, has copied the files; the sync and the receipt are still to come.
         "during-upload": lambda seen: seen.is_("before", "sync") and seen.rest.startswith("state/ranks/"),
+        # On the node: the files of another rank's part are there, and durable.
+        "during-copy": lambda seen: (
+            seen.on_node and seen.is_("before", "put_if_absent") and seen.receipt and not seen.own_receipt
+        ),
         "during-delete": lambda seen: seen.is_("before", "delete_prefix") and seen.generation is not None and not seen.rest,
     }
 )
@@ -129,11 +148,15 @@ def _is_incarnation(key: str, what: str) -> bool:
 
 @dataclass
 class FailingStore:
-    """A store that passes everything on to `inner`, and acts on this process at one moment. Safe to use from several threads."""
+    """A store that passes everything on to `inner`, and acts on this process at one moment. Safe to use from several threads.
+
+    `run`: the run's store, where this one is a node's.
+    """
 
     inner: Store
     failpoint: Failpoint
     processes: int
+    run: Store | None = None
     _done: bool = False
     _claimed: int | None = None
     _settling: bool = False
@@ -221,7 +244,7 @@ class FailingStore:
                 return
             self._done = True
         if self.failpoint.action != "error" and self.failpoint.name in _DELIVERING and seen.generation is not None:
-            self._let_others_deliver(seen.generation)
+            self._let_deliver(seen.generation)
         self._act(key)
 
     def _seen(self, phase: Phase, operation: str, key: str, data: bytes) -> Seen:
@@ -237,6 +260,7 @@ class FailingStore:
             data=data,
             generation=generation,
             rest=rest,
+            on_node=self.run is not None,
         )
 
     def _is_asked(self, seen: Seen) -> bool:
@@ -246,28 +270,37 @@ class FailingStore:
             return step is None or seen.deriving  # the fence names no generation: it follows what does
         return generation.step == step and generation.incarnation == (self._claimed or generation.incarnation)
 
-    def _let_others_deliver(self, generation: GenerationId) -> None:
+    def _let_deliver(self, generation: GenerationId) -> None:
         """Wait until the receipts of all others are there; for a while, in case that they do not come.
 
-        Where nothing of this rank is there, others that keep their data on nodes come as far as their staged receipts.
+        Where nothing of this rank is there, others that keep their data on nodes come as far as their staged receipts. Where it
+        copies, its own receipt is waited for: its upload goes on beside that.
         """
-        others = {f"{rank:05d}.json" for rank in range(self.processes)} - {f"{self.failpoint.rank:05d}.json"}
+        own = f"{self.failpoint.rank:05d}.json"
+        wanted = {own} if self.run is not None else {f"{rank:05d}.json" for rank in range(self.processes)} - {own}
         until = time.monotonic() + _PATIENCE
-        while not others <= self._delivered(generation) and time.monotonic() < until:
+        while not wanted <= self._delivered(generation) and time.monotonic() < until:
             time.sleep(0.005)
 
     def _delivered(self, generation: GenerationId) -> set[str]:
-        staged = self.inner.children(names.staged_prefix(generation)) if self.failpoint.name == "before-data" else []
-        return {*self.inner.children(names.receipts_prefix(generation)), *staged}
+        store = self.run or self.inner
+        staged = store.children(names.staged_prefix(generation)) if self.failpoint.name == "before-data" else []
+        return {*store.children(names.receipts_prefix(generation)), *staged}
 
     def _act(self, key: str) -> None:
         if self.failpoint.action == "error":
             raise StoreError(f"{self.failpoint.name}: input/output error (injected)")
         back = self._halve(key)
-        # To this very thread: a signal to the process may find another one first, and this one would go on meanwhile.
-        signal.pthread_kill(threading.get_ident(), signal.SIGKILL if self.failpoint.action == "kill" else signal.SIGSTOP)
+        if self.failpoint.action == "hold":
+            self.failpoint.released.wait()  # the suite ends a job that takes too long
+        else:
+            self._signal()
         for lost, data in back.items():
             self.inner.put_if_absent(lost, data)
+
+    def _signal(self) -> None:
+        # To this very thread: a signal to the process may find another one first, and this one would go on meanwhile.
+        signal.pthread_kill(threading.get_ident(), signal.SIGKILL if self.failpoint.action == "kill" else signal.SIGSTOP)
 
     def _halve(self, key: str) -> dict[str, bytes]:
         """Leave the store as a death in the middle of the operation would. What has to come back if the process goes on.
@@ -299,6 +332,10 @@ def _generation_of(key: str) -> tuple[GenerationId | None, str]:
         return None, ""
 
 
-def failing(store: Store, failpoint: Failpoint | None, *, rank: int, processes: int) -> Store:
-    """`store`, with a failpoint if it is one of this rank."""
-    return store if failpoint is None or failpoint.rank != rank else FailingStore(store, failpoint, processes)
+def failing(store: Store, failpoint: Failpoint | None, *, rank: int, processes: int, run: Store | None = None) -> Store:
+    """`store`, with a failpoint if it is one of this rank; `run`: the run's store, if this is a node's. For the main thread."""
+    if failpoint is None or failpoint.rank != rank:
+        return store
+    if failpoint.action == "hold":
+        signal.signal(signal.SIGCONT, lambda *_: failpoint.released.set())
+    return FailingStore(store, failpoint, processes, run)

@@ -86,7 +86,7 @@ class Jax:
     library = jaxckpt
     features = (
         *("rank-scope", "unequal-rank-shapes", "aliases", "prng", "values", "references", "metrics", "remap", "cast", "rollback"),
-        *("single-writer", "nodes", "vouching"),
+        *("single-writer", "nodes", "vouching", "copies"),
     )
     devices_per_process = "any"
     preloaded = ()

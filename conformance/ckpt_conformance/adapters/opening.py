@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ckpt_conformance.adapters.failpoints import failing
+from ckpt_conformance.adapters.failpoints import ON_NODE, failing
 from ckpt_conformance.adapters.framework import Framework
 from ckpt_conformance.adapters.request import Request
-from ckptcore import probe
+from ckptcore import nodes, probe
 from ckptcore.checkpointer import Checkpointer
 from ckptcore.clock import Clock
 from ckptcore.finishing import Finishing
@@ -38,12 +39,19 @@ def checkpointer(framework: Framework, request: Request, **options: Any) -> Chec
         run_id=request["run_id"],
         coordinator_timeout=request.deadline,
         on_preemption="ignore",
-        local=request["local"],
+        local=None if request["local"] is None else Local(request["local"], copies=request["copies"] or 0),
         **options,
     )
     if request.failpoint is not None and request.failpoint.rank == request.rank:
         _put_under(made, store(request))
+    if request.failpoint is not None and request.failpoint.name in ON_NODE:
+        nodes.open_store = partial(_node_store, request)  # whatever this process opens on its node
     return made
+
+
+def _node_store(request: Request, url: str | os.PathLike[str]) -> Store:
+    run = open_store(request.url, request.storage)
+    return failing(open_store(url), request.failpoint, rank=request.rank, processes=request.processes, run=run)
 
 
 def _put_under(made: Checkpointer, other: Store) -> None:

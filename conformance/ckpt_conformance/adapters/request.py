@@ -13,7 +13,7 @@ from ckptcore.store import Storage
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What one process is asked. `fields` holds all of it; the rest are the parts that most verbs use."""
+    """What one process is asked. `fields` holds all of it; the rest are the parts that most verbs use, `failpoint` its own."""
 
     verb: str
     url: str = ""
@@ -52,6 +52,6 @@ def read(told: Mapping[str, Any]) -> Request:
         axes=tuple(mesh["axes"]),
         shape=tuple(mesh["shape"]),
         deadline=float(told.get("deadline") or 60.0),
-        failpoint=Failpoint.read(told.get("failpoint")),
+        failpoint=Failpoint.of(told.get("failpoint"), told.get("rank", 0)),
         fields=told,
     )

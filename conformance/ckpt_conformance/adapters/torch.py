@@ -112,7 +112,7 @@ class Torch:
     library = torchckpt
     features = (
         *("uneven", "rank-scope", "unequal-rank-shapes", "pipeline", "aliases", "values", "references", "metrics", "remap"),
-        *("cast", "rollback", "single-writer", "tied-targets", "nodes", "vouching"),
+        *("cast", "rollback", "single-writer", "tied-targets", "nodes", "vouching", "copies"),
     )
     devices_per_process = 1
     preloaded = ("numpy.random", "torch._dynamo", "torch.distributed.checkpoint.planner_helpers")

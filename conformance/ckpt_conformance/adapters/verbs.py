@@ -47,7 +47,7 @@ def describe(framework: Framework) -> Answer:
     """What this adapter offers."""
     return {
         "contract": 1,
-        "minor": 1,
+        "minor": 2,
         "name": framework.library.__name__,
         "version": metadata.version("jaxckpt"),
         "framework": framework.name,

@@ -35,8 +35,7 @@ def missing(job: Job, describe: Describe, states: Mapping[str, State]) -> list[s
 def needs_of(job: Job, describe: Describe, states: Mapping[str, State]) -> set[Need]:
     """Everything that follows from a step. What never has more than one process takes arrays whole: nothing is uneven."""
     needs = {("verbs", job.verb)}
-    if job.failpoint:
-        needs.add(("failpoints", job.failpoint["name"]))
+    needs |= {("failpoints", point["name"]) for point in job.failpoints}
     mesh = {} if describe.get("max_processes") == 1 else job.mesh
     for name in job.states:
         needs |= {("dtypes", leaf["dtype"]) for leaf in states[name]["leaves"] if "dtype" in leaf}
@@ -76,6 +75,7 @@ def _features_of_fields(fields: Mapping[str, Any]) -> set[str]:
         "single-writer": bool(fields.get("single_writer")),
         "vouching": bool(fields.get("vouched")),
         "nodes": bool(fields.get("nodes")),
+        "copies": bool(fields.get("copies")),
     }
     return {feature for feature, is_needed in asked.items() if is_needed}
 

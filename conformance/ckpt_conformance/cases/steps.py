@@ -17,7 +17,7 @@ REQUIRED = object()
 VERBS: Mapping[str, Mapping[str, Any]] = {
     "save": {
         "resume": "head", "saves": REQUIRED, "derived": None, "keep": None, "run_id": None, "accept": None, "remap": None,
-        "single_writer": False, "nodes": [],
+        "single_writer": False, "nodes": [], "copies": False,
     },
     "recover": {"nodes": []},
     "latest": {},
@@ -28,14 +28,16 @@ VERBS: Mapping[str, Mapping[str, Any]] = {
     "verify": {"generation": None, "depth": "deep"},
     "collect": {"keep": None, "vouched": []},
     "fork": {"target": REQUIRED, "generation": None, "components": None},
-    "train": {"steps": REQUIRED, "save_at": [], "resume": False, "accept": None, "batch": 8, "keep": None, "nodes": []},
+    "train": {
+        "steps": REQUIRED, "save_at": [], "resume": False, "accept": None, "batch": 8, "keep": None, "nodes": [], "copies": False,
+    },
 }  # fmt: skip
 """The fields of each verb's request (ADAPTER.md) with their defaults. `derived` is by default what the state declares; `nodes`
-are names, from which each rank gets its own `local`."""
+are names, from which each rank gets its own `local`; `copies` is 1 in a request where it is true here."""
 SAVE_FIELDS = {"step", "state", "guarantee", "metrics", "unchanged"}
 WITH_STATE = {"save", "restore"}
 COMMON = {"do", "adapter", "run", "processes", "mesh", "state", "deadline", "failpoint", "background", "expect", "keep_as"}
-_AS_GIVEN = ("adapter", "run", "state", "deadline", "failpoint", "background", "keep_as")
+_AS_GIVEN = ("adapter", "run", "state", "deadline", "background", "keep_as")
 OTHERS: Mapping[str, tuple[set[str], set[str]]] = {
     "release": ({"job", "expect"}, set()),
     "kill": ({"job"}, set()),
@@ -44,18 +46,19 @@ OTHERS: Mapping[str, tuple[set[str], set[str]]] = {
     "note": ({"generation", "kind"}, {"run", "text", "tag", "metrics", "depth", "created", "name"}),
     "copy": ({"from", "to"}, set()),
     "golden": ({"name"}, {"run"}),
-    "wait": ({"key"}, {"run"}),
-    "store": (set(), {"run", "incarnations", "generations"}),
+    "wait": ({"key"}, {"run", "node"}),
+    "store": (set(), {"run", "node", "incarnations", "generations"}),
 }
 """The keys of each other step: those it must have, those it may have."""
 EXITS = {"done", "refused", "done-or-refused", "killed", "gone"}
 FAILPOINTS = {
     "before-data", "during-data", "before-receipt", "after-receipt", "before-index", "before-merge", "before-fence",
     "before-decision", "after-decision", "after-claim", "during-settle", "before-base", "after-retired", "during-delete",
-    "after-staged", "on-nodes", "during-upload",
+    "after-staged", "on-nodes", "during-upload", "during-copy",
 }  # fmt: skip
-ACTIONS = {"kill", "stop", "error"}
+ACTIONS = {"kill", "stop", "error", "hold"}
 FACTS = {"decision", "retired", "complete", "failed", "missing", "data", "derived", "reason", "staged", "on_nodes"}
+NODE_FACTS = {"whole", "half", "gone"}
 TRAINED = ("losses", "samples", "draws", "leaves")
 DEADLINE = 60.0
 """Seconds that a coordinator waits for receipts, where the scenario says nothing."""
@@ -102,7 +105,7 @@ class Job:
     mesh: Mapping[str, int] = field(default_factory=dict)
     state: str | None = None
     deadline: float = DEADLINE
-    failpoint: Mapping[str, Any] | None = None
+    failpoints: tuple[Mapping[str, Any], ...] = ()
     background: str | None = None
     expect: Expect | None = None
     keep_as: str | None = None
@@ -178,6 +181,7 @@ def _job(verb: str, table: Mapping[str, Any]) -> Job:
         processes=processes,
         mesh=table.get("mesh", {"x": processes}),
         expect=_expect(table["expect"]) if "expect" in table else None,
+        failpoints=_failpoints(table.get("failpoint")),
         **{name: table[name] for name in _AS_GIVEN if name in table},
     )
     _check(job)
@@ -204,7 +208,7 @@ def _check(job: Job) -> None:
     if job.verb != "train" and job.keep_as is not None:
         raise ScenarioError("keep_as: only train has an answer to keep")
     _check_nodes(job)
-    _check_failpoint(job)
+    _check_failpoints(job)
     _check_expect(job)
 
 
@@ -215,19 +219,35 @@ def _check_nodes(job: Job) -> None:
             raise ScenarioError(f"nodes has {name!r}: expected names of lower-case letters and digits")
     if nodes and len(nodes) != job.processes:
         raise ScenarioError(f"nodes has {len(nodes)} entries, and there are {job.processes} processes")
+    if type(job.fields.get("copies", False)) is not bool or (job.fields.get("copies") and not nodes):
+        raise ScenarioError("copies is true or false, and goes with nodes")
     if nodes and job.verb == "restore" and job.fields["mode"] != "resume":
         raise ScenarioError('nodes: a restore reads from nodes only with mode = "resume"')
 
 
-def _check_failpoint(job: Job) -> None:
-    if job.failpoint is not None:
-        known("failpoint", job.failpoint, {"name", "rank", "action", "step"}, {"name", "rank", "action"})
-        one_of("failpoint.name", job.failpoint["name"], FAILPOINTS)
-        one_of("failpoint.action", job.failpoint["action"], ACTIONS)
-        if whole("failpoint.rank", job.failpoint["rank"]) >= job.processes:
-            raise ScenarioError(f"failpoint.rank is {job.failpoint['rank']}, and there are {job.processes} processes")
-    if job.background is not None and (job.failpoint or {}).get("action") != "stop":
-        raise ScenarioError("background: the step waits for a process that stops itself, and no failpoint has the action stop")
+def _failpoints(given: Any) -> tuple[Any, ...]:
+    """One, or several of different ranks."""
+    return tuple(given) if isinstance(given, list) else () if given is None else (given,)
+
+
+def _check_failpoints(job: Job) -> None:
+    for point in job.failpoints:
+        known("failpoint", point, {"name", "rank", "action", "step"}, {"name", "rank", "action"})
+        one_of("failpoint.name", point["name"], FAILPOINTS)
+        one_of("failpoint.action", point["action"], ACTIONS)
+        if whole("failpoint.rank", point["rank"]) >= job.processes:
+            raise ScenarioError(f"failpoint.rank is {point['rank']}, and there are {job.processes} processes")
+    if len({point["rank"] for point in job.failpoints}) != len(job.failpoints):
+        raise ScenarioError("failpoint: a rank has one only")
+    actions = {point["action"] for point in job.failpoints}
+    if (len(job.failpoints) > 1 or "hold" in actions) and not job.fields.get("copies"):
+        raise ScenarioError("failpoint: several, and the action hold, are known to adapters that make copies only")
+    if job.background is not None and not actions & {"stop", "hold"}:
+        raise ScenarioError(
+            "background: the step waits for a process that stops itself, and no failpoint has the action stop, or hold"
+        )
+    if job.background is None and "hold" in actions:
+        raise ScenarioError("failpoint.action is 'hold': a step without background would wait for the end of the job")
 
 
 def _check_expect(job: Job) -> None:
@@ -240,7 +260,7 @@ def _check_expect(job: Job) -> None:
     for what, values in by_rank:
         if len(values) != job.processes:
             raise ScenarioError(f"{what} has {len(values)} entries, and there are {job.processes} processes")
-    ranks_matter = bool(by_rank or job.failpoint or job.fields.get("remap") or job.fields.get("nodes"))
+    ranks_matter = bool(by_rank or job.failpoints or job.fields.get("remap") or job.fields.get("nodes"))
     if ranks_matter and job.devices != job.processes:
         raise ScenarioError("what is said by rank needs as many devices as processes, for a process may have one device only")
     _check_ends(job, expect)
@@ -256,13 +276,12 @@ def _check_expect(job: Job) -> None:
 
 def _check_ends(job: Job, expect: Expect) -> None:
     """Only a process that the case itself kills may die, and beside it those that lose a peer by it."""
-    point = job.failpoint or {}
-    killed = point["rank"] if point.get("action") == "kill" else None
+    killed = {point["rank"] for point in job.failpoints if point["action"] == "kill"}
     exits = expect.exit if isinstance(expect.exit, tuple) else (expect.exit,) * job.processes
     for rank, wanted in enumerate(exits):
-        if wanted == "killed" and rank != killed:
+        if wanted == "killed" and rank not in killed:
             raise ScenarioError(f"rank {rank} is expected to be killed, and no failpoint kills it")
-        if wanted == "gone" and killed in (None, rank):
+        if wanted == "gone" and not killed - {rank}:
             raise ScenarioError(f"rank {rank} is expected to be gone, and no failpoint kills another")
 
 
@@ -300,6 +319,8 @@ def _act(do: str, table: Mapping[str, Any]) -> Act:
     if do == "store":
         known("generations", table.get("generations", {}), table.get("generations", {}))
         for name, facts in table.get("generations", {}).items():
-            known(f"generations.{name}", facts, FACTS)
+            known(f"generations.{name}", facts, NODE_FACTS if "node" in table else FACTS)
+        if "node" in table and "incarnations" in table:
+            raise ScenarioError("store: nodes have no incarnations")
     fields = {key: value for key, value in table.items() if key not in ("do", "expect")}
     return Act(do=do, fields=fields, expect=_expect(table["expect"]) if "expect" in table else None)

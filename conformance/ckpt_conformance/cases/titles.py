@@ -6,7 +6,7 @@ from typing import Any
 
 from ckpt_conformance.cases.steps import Act, Job, Step
 
-_DEEDS = {"kill": "is killed", "stop": "stops itself", "error": "has an I/O error"}
+_DEEDS = {"kill": "is killed", "stop": "stops itself", "error": "has an I/O error", "hold": "is held"}
 
 
 def title_of(step: Step) -> str:
@@ -16,8 +16,7 @@ def title_of(step: Step) -> str:
 
 def _job(job: Job) -> str:
     parts = [f"{job.verb}{_object(job)}{_place(job)}"]
-    if job.failpoint:
-        parts.append(f"rank {job.failpoint['rank']} {_DEEDS[job.failpoint['action']]} at {job.failpoint['name']}")
+    parts += [f"rank {point['rank']} {_DEEDS[point['action']]} at {point['name']}" for point in job.failpoints]
     if job.background:
         parts.append(f"in the background as {job.background}")
     return ", ".join(parts)
@@ -44,6 +43,7 @@ def _place(job: Job) -> str:
     parts += [f" in the run {job.run}"] if job.run != "main" else []
     nodes = job.fields.get("nodes", [])
     parts += [f" with data on the node{'s' if len(nodes) > 1 else ''} {', '.join(nodes)}"] if nodes else []
+    parts += [", with copies"] if job.fields.get("copies") else []
     return "".join(parts)
 
 
@@ -59,8 +59,8 @@ def _act(act: Act) -> str:
         "note": f"note {fields.get('kind')} on {fields.get('generation')}{run}",
         "copy": f"copy the run {fields.get('from')} to {fields.get('to')}",
         "golden": f"take the golden checkpoint {fields.get('name')}{run}",
-        "wait": f"wait for {fields.get('key')}{run}",
-        "store": f"look at the store{run}",
+        "wait": f"wait for {fields.get('key')}{run}{' on ' + where if 'node' in fields else ''}",
+        "store": f"look at {where}",
     }
     return texts[act.do]
 

@@ -22,12 +22,12 @@ from ckpt_conformance.oracle.elements import ELEMENTS
 SHORT_NAMES = ("jax", "torch", "minimal")
 DESCRIBE_LIMIT = 120.0
 """Seconds that `describe` may take: it may import a framework."""
-MINOR = 1
+MINOR = 2
 """The minor version of ADAPTER.md: it grows when words are added."""
 FORMATS = ("1.0",)
 FEATURES = (
     "uneven", "rank-scope", "unequal-rank-shapes", "pipeline", "aliases", "prng", "values", "references", "metrics", "remap",
-    "cast", "rollback", "single-writer", "tied-targets", "nodes", "vouching",
+    "cast", "rollback", "single-writer", "tied-targets", "nodes", "vouching", "copies",
 )  # fmt: skip
 _NAME = re.compile(r"[A-Za-z0-9._+-]+")
 WORDS: Mapping[str, Collection[str]] = {

@@ -57,7 +57,7 @@ def leading(steps: Sequence[Step]) -> int:
 
 def _is_plain(step: Step) -> bool:
     """What lies on nodes is not kept."""
-    is_save = isinstance(step, Job) and step.verb == "save" and step.adapter == "a" and step.failpoint is None
+    is_save = isinstance(step, Job) and step.verb == "save" and step.adapter == "a" and not step.failpoints
     return is_save and not step.fields["nodes"] and step.expect is not None and step.expect.exit == "done"
 
 

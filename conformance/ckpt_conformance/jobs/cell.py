@@ -12,7 +12,7 @@ from ckpt_conformance import data
 from ckpt_conformance.cases.needs import processes_of
 from ckpt_conformance.cases.steps import Act, Expect, Job, Step
 from ckpt_conformance.cases.titles import title_of
-from ckpt_conformance.jobs import damage, nodes, notes, restored, stored, trained
+from ckpt_conformance.jobs import nodes, notes, restored, stored, trained
 from ckpt_conformance.jobs.bench import Bench, Column
 from ckpt_conformance.jobs.expect import DONE, Ended, cannot, judge
 from ckpt_conformance.jobs.processes import RunningJob, rendezvous, start, until
@@ -57,6 +57,7 @@ class Cell:
         self.folder = folder
         self._runs: dict[str, WatchedRun] = {}
         self._jobs: dict[str, _Left] = {}
+        self._nodes: dict[str, nodes.WatchedNode] = {}
         self._kept: dict[str, trained.Answers] = {}
         self._number = 0
 
@@ -111,8 +112,10 @@ class Cell:
         if job.background is None:
             return self._ended(job, job.expect, running)
         self._jobs[job.background] = _Left(job, running)
-        problems = running.wait_stopped(job.failpoint["rank"] if job.failpoint else 0)
-        return _seen(running.wait(), problems) if problems else Seen()
+        for point in job.failpoints:
+            if point["action"] == "stop" and (problems := running.wait_stopped(point["rank"])):
+                return _seen(running.wait(), problems)
+        return Seen()
 
     def _ended(self, job: Job, expect: Expect | None, running: RunningJob) -> Seen:
         """Wait for the end of a job and judge it."""
@@ -157,14 +160,14 @@ class Cell:
 
     def _damage(self, act: Act) -> Seen:
         if "node" in act.fields:
-            run = self._run(act.fields.get("run", "main")).place
-            damage.apply(nodes.place(self._node(act.fields["node"]), run), act.fields["ops"])
+            self._watched(act.fields["node"]).damage(self._run(act.fields.get("run", "main")).place, act.fields["ops"])
             return Seen()
         self._run(act.fields.get("run", "main")).damage(act.fields["ops"], act.fields.get("damaged", []))
         return Seen()
 
     def _lose(self, act: Act) -> Seen:
         shutil.rmtree(self._node(act.fields["node"]))
+        del self._nodes[act.fields["node"]]
         return Seen()
 
     def _note(self, act: Act) -> Seen:
@@ -184,11 +187,25 @@ class Cell:
 
     def _wait(self, act: Act) -> Seen:
         place, key = self._run(act.fields.get("run", "main")).place, act.fields["key"]
-        is_there = until(lambda: place.size(key) is not None, WAIT)
-        return Seen(problems=[] if is_there else [f"{key} is not there after {WAIT:.0f} s"])
+        if "node" in act.fields:
+            node = self._watched(act.fields["node"])
+            is_there = until(lambda: node.has(place, key), WAIT)
+        else:
+            is_there = until(lambda: place.size(key) is not None, WAIT)
+        return Seen() if is_there else _seen(self._given_up(), [f"{key} is not there after {WAIT:.0f} s"])
+
+    def _given_up(self) -> list[Ended]:
+        """How the jobs that run ended, which are killed: their logs may say why nothing came."""
+        for left in self._jobs.values():
+            left.running.kill()
+        return [process for left in self._jobs.values() for process in left.running.wait()]
 
     def _store(self, act: Act) -> Seen:
-        survey = self._run(act.fields.get("run", "main")).survey()
+        run = self._run(act.fields.get("run", "main"))
+        if "node" in act.fields:
+            found = self._watched(act.fields["node"]).survey(run.place, act.fields.get("generations", {}))
+            return Seen(problems=stored.check(act.fields, {"generations": found}))
+        survey = run.survey()
         return Seen(problems=stored.check(act.fields, survey))
 
     # The store
@@ -201,9 +218,14 @@ class Cell:
 
     def _node(self, name: str) -> Path:
         """The directory of a node, which there is from the first time on that it is named."""
-        folder = self.folder / "nodes" / name
+        folder = self._watched(name).folder
         folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+    def _watched(self, name: str) -> nodes.WatchedNode:
+        if name not in self._nodes:
+            self._nodes[name] = nodes.WatchedNode(self.folder / "nodes" / name)
+        return self._nodes[name]
 
     def _touched(self, step: Step) -> list[str]:
         """Names of the runs that a step may have changed."""
@@ -221,6 +243,7 @@ class Cell:
         for name in self._touched(step):
             problems, surveys[name] = self._run(name).look()
             seen.problems += problems
+        seen.problems += nodes.problems(self._nodes, list(self.places.values()))
         return surveys
 
 

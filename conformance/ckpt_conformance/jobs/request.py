@@ -36,23 +36,30 @@ def requests(
         "mesh": {"axes": list(job.mesh), "shape": list(job.mesh.values())},
         "state": _state(states[job.state]) if job.state else None,
         "deadline": job.deadline,
-        "failpoint": dict(job.failpoint) if job.failpoint else None,
+        "failpoint": _failpoint(job),
         **_fields(job, url_of, states),
     }
     return [{**common, "rank": rank, **_local(job, rank, node_of)} for rank in range(processes)]
 
 
 def _local(job: Job, rank: int, node_of: Callable[[str], str]) -> dict[str, Any]:
-    """The directory of the rank's node, for verbs that may have one."""
+    """The directory of the rank's node, for verbs that may have one, and whether there are copies, for those that make some."""
     if "nodes" not in job.fields:
         return {}
     nodes = job.fields["nodes"]
-    return {"local": node_of(nodes[rank]) if nodes else None}
+    copies = {"copies": int(job.fields["copies"])} if "copies" in job.fields else {}
+    return {"local": node_of(nodes[rank]) if nodes else None, **copies}
+
+
+def _failpoint(job: Job) -> dict[str, Any] | list[dict[str, Any]] | None:
+    """None, the only one, or all of them."""
+    told = [dict(point) for point in job.failpoints]
+    return told if len(told) > 1 else told[0] if told else None
 
 
 def _fields(job: Job, url_of: Callable[[str], str], states: Mapping[str, State]) -> dict[str, Any]:
     """The fields of the verb itself."""
-    fields = {name: value for name, value in job.fields.items() if name != "nodes"}
+    fields = {name: value for name, value in job.fields.items() if name not in ("nodes", "copies")}
     if job.verb == "fork":
         fields["target"] = url_of(fields["target"])
     if job.verb == "save":

@@ -23,7 +23,10 @@ def _generations(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[
     problems = _presence("generation", expected, found)
     for name in expected.keys() & found.keys():
         for fact, value in expected[name].items():
-            if not _holds(fact, value, found[name].get(fact)):
+            if fact == "gone":
+                there = sorted({*found[name]["whole"], *found[name]["half"]}.intersection(value))
+                problems += [f"generation {name}: there is something of rank {rank}, expected nothing" for rank in there]
+            elif not _holds(fact, value, found[name].get(fact)):
                 problems.append(f"generation {name}: {fact} is {found[name].get(fact)!r}, expected {value!r}")
     return sorted(problems)
 
