@@ -173,12 +173,15 @@ class Elastic:
                 self._gone[rank] = Gone(rank=rank, status=failures.get(local, 0), at=seen.at if seen else time.monotonic())
 
     def _find(self) -> None:
-        """Find the ranks' processes, and wait for each in a thread of its own."""
+        """Find the ranks' processes, wait for each in a thread of its own, and for these: what they saw is known then."""
+        waiting: list[threading.Thread] = []
         while len(self._processes) < len(self.order.slots) and not self._launched.wait(0.02):
             for rank, pid in _children(self.order.folder):
                 if rank not in self._processes:
                     self._processes[rank] = pid
-                    self._start(self._wait, rank, pid)
+                    waiting.append(self._start(self._wait, rank, pid))
+        for thread in waiting:
+            thread.join()
 
     def _wait(self, rank: int, pid: int) -> None:
         gone = Gone(rank=rank, status=ended(pid), at=time.monotonic())

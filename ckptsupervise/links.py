@@ -87,6 +87,8 @@ class Link:
                 self._take(self._channel.receive())
         except LinkLost as error:
             self._lose(error)
+        else:
+            self._channel.close()  # so the other one knows that it was heard to the end
 
     def _take(self, message: AnyMessage) -> None:
         now = self._clock.monotonic()

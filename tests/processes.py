@@ -6,11 +6,13 @@ read by threads, so a test can wait for a line without sleeping.
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Protocol, Self
@@ -114,8 +116,29 @@ class Job:
         return [rank.output for rank in self.ranks]
 
 
+def wait_for_file(path: Path, *, timeout: float = 60) -> None:
+    """Wait until the file is there. Fails after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while not path.exists():
+        assert time.monotonic() < deadline, f"no {path}"
+        time.sleep(0.005)
+
+
+_KEPT = 32
+_keepers: deque[int] = deque()
+
+
 def free_port() -> int:
-    """A port that nobody listens on at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port that nobody listens on, and that the system gives to nobody else until `_KEPT` others have been asked for.
+
+    A socket that is bound and does not listen keeps it. Whoever is told the port can listen there all the same: servers let an
+    address be used again (SO_REUSEADDR), as this one does.
+    """
+    while len(_keepers) >= _KEPT:
+        os.close(_keepers.popleft())
+    with socket.socket() as keeper:
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        keeper.bind(("127.0.0.1", 0))
+        port = keeper.getsockname()[1]
+        _keepers.append(keeper.detach())
+    return port

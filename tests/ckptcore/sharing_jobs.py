@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from ckptcore.channel import Channel
 from ckptcore.components import PerRank
 from tests.ckptcore.support import Sharded, checkpointer, on_ranks, same
+from tests.threads import no_thread_stays
 
 WIDTH = 512
 DECLARED = {"schedule": "step", "rng": "step", "data": "step"}
@@ -66,9 +66,9 @@ def restored_right(url: Path, size: int, step: int = 1, **options: Any) -> None:
 @contextmanager
 def nothing_stays() -> Iterator[None]:
     """No thread and no descriptor may be left behind."""
-    threads, descriptors = threading.active_count(), _descriptors()
-    yield
-    assert threading.active_count() == threads
+    descriptors = _descriptors()
+    with no_thread_stays():
+        yield
     assert _descriptors() <= descriptors
 
 

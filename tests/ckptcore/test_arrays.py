@@ -7,7 +7,6 @@ import os
 import re
 import resource
 import signal
-import threading
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +27,7 @@ from ckptcore.errors import CallError, Damaged, DamageError, InvalidRecord, Stor
 from ckptcore.geometry import Box, Grid
 from ckptcore.store import Storage, open_store
 from tests.ckptcore.databases import STATE, Database, same, write
+from tests.threads import new_threads
 
 PREFIX = f"{STATE}ranks/00000-00000000/"
 
@@ -469,14 +469,14 @@ def test_no_answer_is_an_error_of_the_store_that_names_the_key(tmp_path: Path, m
 
 
 def test_a_writer_that_fails_ends_its_threads(tmp_path: Path) -> None:
-    before = threading.active_count()
+    started = new_threads()
     writer = DatabaseWriter(open_store(tmp_path), PREFIX)
     array = StoredArray("params.w", "int8", (4,), Grid.regular((4,), (2,)))
     writer.add(array, {0: np.ones(2, np.int8)})
-    assert threading.active_count() > before
+    assert started()
     with pytest.raises(CallError, match="was staged as"):
         writer.add(array, {1: np.ones(3, np.int8)})
-    assert threading.active_count() == before
+    assert started() == set()
 
 
 @pytest.mark.parametrize("place", [MANIFEST, "d/0123", "ranks/00000-00000000/d/0123"])

@@ -42,6 +42,7 @@ from tests.ckptcore.support import (
     weights,
 )
 from tests.ckptcore.training import must_not_init, train
+from tests.processes import wait_for_file
 
 
 def corrupt(url: Path, generation: GenerationId, where: str = "/ranks/00001") -> None:
@@ -157,6 +158,8 @@ def test_a_rank_that_never_saves_is_named_and_nobody_hangs(place: Path) -> None:
     def run(link: Channel) -> None:
         with checkpointer(place, link, coordinator_timeout=0.05) as ckpt:
             ckpt.restore_or_init(lambda: state(0, link.rank, 3), like=state(0, link.rank, 3))
+            if link.rank == 0:
+                wait_for_file(place / names.receipt_key(GenerationId(1, 10, 1), 1))  # the other one is not late
             if link.rank != 2:
                 ckpt.save(10, state(10, link.rank, 3)).result()
 

@@ -21,6 +21,7 @@ from ckptcore.nodes import Held, Local, NodeStore
 from ckptcore.wire import Broken, Place
 from tests.ckptcore.cluster import Cluster
 from tests.ckptcore.support import FakeClock, memory_directory
+from tests.threads import no_thread_stays
 
 HERE = ("127.0.0.1",)
 OTHER = GenerationId(1, 20, 1)
@@ -28,9 +29,8 @@ OTHER = GenerationId(1, 20, 1)
 
 @pytest.fixture(autouse=True)
 def no_threads_stay() -> Iterator[None]:
-    before = threading.active_count()
-    yield
-    assert threading.active_count() == before
+    with no_thread_stays():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,7 @@ from ckptcore.operate.transfer import Item, Pace, Transfer
 from ckptcore.store import Storage, open_store
 from ckptcore.workers import Workers
 from tests.ckptcore.databases import STATE, write
+from tests.threads import new_threads
 
 
 def test_what_is_asked_for_counts() -> None:
@@ -155,12 +156,12 @@ def test_what_a_save_copies_is_bounded(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("threads", [1, 5])
 def test_a_save_writes_in_as_many_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
     monkeypatch.setattr(array_writer, "LANE_BYTES", 10)
-    before = threading.active_count()
+    started = new_threads()
     writer = DatabaseWriter(open_store(tmp_path, Storage(threads=threads)), "state/")
     writer.add(columns(8, 100), {number: np.ones((100, 1), np.uint8) for number in range(8)})
-    assert threading.active_count() == before + threads
+    assert len(started()) == threads
     writer.close()
-    assert threading.active_count() == before
+    assert started() == set()
 
 
 def test_a_copy_keeps_both_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

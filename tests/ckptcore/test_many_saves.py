@@ -33,6 +33,7 @@ def turn(ckpt: Checkpointer, number: int) -> int:
     with bytes_read() as read:
         for step in range(number * TURN, (number + 1) * TURN):
             ckpt.save(step, state(step)).result(30)
+        ckpt.wait()  # for the thread, too
     return read.bytes
 
 

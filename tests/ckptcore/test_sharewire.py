@@ -16,15 +16,15 @@ import pytest
 from ckptcore import sharewire, wire
 from ckptcore.sharewire import Server, Shelf, fetch
 from ckptcore.wire import Broken, Place, reached_at
+from tests.threads import no_thread_stays
 
 HERE = ("127.0.0.1",)
 
 
 @pytest.fixture(autouse=True)
 def no_threads_stay() -> Iterator[None]:
-    before = threading.active_count()
-    yield
-    assert threading.active_count() == before
+    with no_thread_stays():
+        yield
 
 
 @pytest.fixture
@@ -148,10 +148,11 @@ def test_who_speaks_something_else_is_hung_up_on(shelf: Shelf, server: Server, s
 
 
 def test_nobody_listens() -> None:
-    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+    with closing(socket.socket()) as taken:  # the port stays taken: nobody else comes to listen there
+        taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-    with pytest.raises(Broken, match="refused"):
-        got(Place(hosts=HERE, port=port, token=bytes(32)), {0: 1})
+        with pytest.raises(Broken, match="refused"):
+            got(Place(hosts=HERE, port=port, token=bytes(32)), {0: 1})
     with pytest.raises(Broken, match="no address"):
         got(Place(hosts=(), port=port, token=bytes(32)), {0: 1})
 

@@ -21,6 +21,7 @@ from ckptcore.monitor.verifier import Verifier
 from ckptcore.names import GenerationId
 from tests.ckptcore.failing import FaultyStore
 from tests.ckptcore.support import Job, checkpointer, commits, file_store, flip, on_ranks, state
+from tests.threads import new_threads
 
 FAST = 1e15
 DEADLINE = 20.0
@@ -247,11 +248,11 @@ def test_a_job_that_verifies_itself(place: Path) -> None:
 
 def test_the_other_ranks_only_listen(job: Job) -> None:
     heard = Heard()
-    before = threading.active_count()
+    started = new_threads()
     observers = Observers(job.store, 1, on_event=heard, metrics_port=0, verify_rate=FAST, saving=lambda: None)
     observers.at(3)
     observers(committed(10))
-    assert threading.active_count() == before
+    assert started() == set()
     assert [event.kind for event in heard.events] == ["committed"]
     observers.close()
 

@@ -19,6 +19,8 @@ from ckptsupervise import procfs
 from tests.ckptsupervise.supervising import Supervised, supervised
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(120)]
+PATIENT = 20.0
+"""Seconds in which a machine that is busy notices what it should. How soon that is otherwise, `test_watching.py` tells."""
 
 
 @pytest.fixture
@@ -41,7 +43,7 @@ def test_a_killed_rank_is_noticed_and_the_job_goes_on_from_its_newest_commit(job
     assert first.end is not None
     assert first.end.incident is not None
     assert (first.end.incident.kind, first.end.incident.rank, first.end.incident.status) == ("signal", 1, -9)
-    assert seconds(first.end) < 2
+    assert seconds(first.end) < PATIENT
     assert second.plan.committed is not None
     committed = GenerationId.parse(second.plan.committed).step
     assert committed in (10, 15, 18), (
@@ -61,7 +63,7 @@ def test_a_stopped_rank_is_found_and_its_stack_recorded(job: Supervised) -> None
     assert end is not None
     assert end.incident is not None
     assert (end.incident.kind, end.incident.rank, end.incident.phase) == ("hang", 1, "train")
-    assert 2 <= seconds(end) <= 4
+    assert 2 <= seconds(end) < PATIENT
     assert "toy.py" in end.stack
     assert job.head == 40
 

@@ -23,6 +23,7 @@ from ckptsupervise import engine, leftovers, outputs, procfs
 from ckptsupervise.engine import Elastic, ElasticEngine, Running, ended
 from ckptsupervise.orders import Group, Order, environment, visible
 from tests.processes import ROOT
+from tests.threads import new_threads
 
 # The launcher leaves the files that ranks write to to the garbage collector.
 pytestmark = pytest.mark.filterwarnings(
@@ -186,7 +187,9 @@ def test_attempts_leave_no_threads_and_no_open_files(tmp_path: Path) -> None:
     def attempt(number: int) -> tuple[int, int]:
         folder = tmp_path / str(number)
         folder.mkdir()
+        started = new_threads()
         assert finish(ElasticEngine().start(order(folder, "")), folder) == {0: 0, 1: 0}
+        assert [thread.name for thread in started() if thread.name.startswith("attempt-")] == []
         gc.collect()
         return threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
 

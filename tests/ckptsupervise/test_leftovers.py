@@ -23,7 +23,8 @@ from tests.processes import ROOT, Rank
 URL = "file:///runs/1"
 
 
-def member(folder: Path, script: str = "echo runs; exec sleep 1000") -> Rank:
+def member(folder: Path, script: str = "echo runs; kill -STOP $$") -> Rank:
+    """It has done all that it does when this returns: while a program takes another's place, its environment is not there."""
     environment = {"PATH": os.environ["PATH"], FOLDER: str(folder)}
     command = ["sh", "-c", script]
     rank = Rank(subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, start_new_session=True))
@@ -34,9 +35,9 @@ def member(folder: Path, script: str = "echo runs; exec sleep 1000") -> Rank:
 def test_members_and_their_end(tmp_path: Path) -> None:
     """Children with another session, without our mark but with our session, and those that ignore SIGTERM."""
     ranks = [
-        member(tmp_path / "7", "setsid sleep 1000 & echo runs; wait"),
+        member(tmp_path / "7", "setsid sh -c 'echo runs; kill -STOP $$' & wait"),
         member(tmp_path / "7", "env -i sleep 1000 & echo runs; wait"),
-        member(tmp_path / "8", "trap '' TERM; echo runs; while :; do sleep 1000; done"),
+        member(tmp_path / "8", "trap '' TERM; sleep 1000 & echo runs; wait"),
     ]
     other = member(tmp_path.with_name("other"))
     try:

@@ -33,6 +33,13 @@ HAS_PY_SPY = shutil.which("py-spy", path=sysconfig.get_path("scripts")) is not N
 needs_py_spy = pytest.mark.skipif(not HAS_PY_SPY, reason="py-spy is not installed")
 
 
+@pytest.fixture(autouse=True)
+def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked for is waited for, however busy the machine is."""
+    monkeypatch.setattr(stacks, "PATIENCE", 60.0)
+    monkeypatch.setattr(stacks, "SECONDS", 60.0)
+
+
 @contextmanager
 def hanging(folder: Path, program: str = PROGRAM) -> Iterator[int]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), FOLDER: str(folder), "RANK": "2"}

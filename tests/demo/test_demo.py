@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ckpt_conformance.jobs.processes import until
 from demo.job import Job, Kill
 from demo.processes import Launch, LaunchFailed
 from demo.screen import COLUMNS
@@ -68,8 +69,8 @@ def test_a_signal_ends_the_processes_and_leaves_nothing(tmp_path: Path, number: 
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-m", "demo"], cwd=ROOT, env=environment, **pipes) as demo:
         try:
-            while len(training(tmp_path)) < 2:
-                assert demo.poll() is None
+            assert until(lambda: len(training(tmp_path)) >= 2 or demo.poll() is not None, 100)
+            assert demo.poll() is None
             demo.send_signal(number)
             _, errors = demo.communicate(timeout=60)
         finally:

@@ -60,6 +60,7 @@ class Plan:
     acts: list[Act] = field(default_factory=list)
     hold: list[int] = field(default_factory=list)
     timeout: float = 2.0
+    """Seconds to wait for every rank's receipt, at a step at which something happens to a rank."""
     grace: float = 60.0
     """Seconds for which the others wait for the coordinator after its own deadline."""
     metadata: str | None = None
@@ -101,6 +102,7 @@ def main(text: str, link: Channel) -> None:
     assert same(restored.components, large(restored.step, link.rank, link.size))
     _say(f"restored: {restored.step} {restored.reason}")
     for step in plan.steps:
+        saver._timeout = plan.timeout if any(act.step == step for act in plan.acts) else PATIENCE
         try:
             saver.save(step, large(step, link.rank, link.size), metadata=plan.metadata).result()
             _say(f"step {step}: committed")

@@ -9,7 +9,6 @@ import http.client
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -71,6 +70,7 @@ class Proxy:
     endpoint: str = ""
     script: Script | None = None
     lateness: float = 1.0
+    settled: threading.Event = field(default_factory=threading.Event)
     done: list[tuple[Request, Answer, Fault]] = field(default_factory=list)
     faults: list[tuple[Request, Fault]] = field(default_factory=list)
     _pending: list[threading.Thread] = field(default_factory=list)
@@ -90,11 +90,12 @@ class Proxy:
     def later(self, request: Request) -> None:
         """Forward when the client has given up; nobody gets the answer."""
         thread = threading.Thread(target=self._forward_late, args=(request,))
-        self._pending.append(thread)
         thread.start()
+        self._pending.append(thread)  # by now somebody may wait for it
 
     def settle(self) -> None:
-        """Wait until everything that is late has reached the server."""
+        """Let everything that is late reach the server now, and what comes later at once."""
+        self.settled.set()
         while self._pending:
             self._pending.pop().join()
 
@@ -107,7 +108,7 @@ class Proxy:
         ]
 
     def _forward_late(self, request: Request) -> None:
-        time.sleep(self.lateness)
+        self.settled.wait(self.lateness)
         self.forward(request, "late")
 
 
@@ -126,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(Answer(fault, [], b""))
         elif fault == "late":
             self.proxy.later(request)
-            time.sleep(self.proxy.lateness)
+            self.proxy.settled.wait(self.proxy.lateness)
             self._reset()
         elif fault == "refused":
             self._reset()

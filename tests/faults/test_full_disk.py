@@ -6,7 +6,6 @@ room again the next save commits, and decides what could not be decided.
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from ckptcore.store import open_store
 from tests.faults.after import decided, start_again
 from tests.faults.disks import PAGE, disk
 from tests.faults.member import BIG, SCRIPT, Act, Plan
+from tests.processes import wait_for_file
 from tests.torchckpt.procs import Job
 
 pytestmark = pytest.mark.slow
@@ -24,13 +24,6 @@ SECOND = GenerationId(1, 2, 1)
 METADATA = "m" * 5 * PAGE
 """Makes a manifest larger than an abort record by several pages."""
 WROTE_NOTHING = "save-failed () rank 1 could not write its part of 000001-000000000002-1"
-
-
-def wait_for_file(path: Path) -> None:
-    deadline = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < deadline, f"no {path}"
-        time.sleep(0.005)
 
 
 def pausing(at: str, rank: int) -> Act:

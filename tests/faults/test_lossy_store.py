@@ -90,6 +90,7 @@ def test_a_put_that_lands_late_changes_nothing(s3: S3, lossy: Proxy, request: py
     """It comes after its caller has given up, and after another put of the key (S-5, S-9)."""
     prefix = prefix_of(request)
     hasty = open_store(s3.url(prefix), storage_of(s3, lossy, timeout=0.3))
+    lossy.lateness = 60.0  # until all is settled
     lossy.script = first("late", "PUT", times=100)
     with pytest.raises(StoreUnavailable):
         hasty.put_if_absent("ledger/a", b"late")

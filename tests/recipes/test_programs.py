@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ckpt_conformance.jobs.processes import read_text
 from ckptcore import open_run
 from tests.processes import ROOT, Rank
 from tests.recipes.cluster import BASH, RECIPES, Cluster
@@ -50,9 +51,9 @@ def step(cluster: Cluster) -> int:
 
 
 def child(pid: int, words: str) -> int:
-    """The process below `pid` whose command line has `words`."""
+    """The process below `pid` whose command line has `words`. Others may end meanwhile."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return next(int(each) for each in children if words.encode() in Path(f"/proc/{each}/cmdline").read_bytes())
+    return next(int(each) for each in children if words in read_text(Path(f"/proc/{each}/cmdline")))
 
 
 def test_torchrun(cluster: Cluster) -> None:

@@ -138,7 +138,9 @@ def _gathers(rank: int, timeout: float) -> Callable[[TorchChannel], list[bytes]]
 
 def test_all_ranks_name_all_late_ranks_alike() -> None:
     ranks = Ranks(5)
-    said = ranks.gather(dict.fromkeys((0, 2, 4), 0.2))
+    others = [ranks.start(rank, _gathers(rank, 60.0)) for rank in (2, 4)]
+    ranks.store.wait(["1/2", "1/4"])  # these two are not late
+    said = [*ranks.gather({0: 0.2}), *(other.get() for other in others)]
     assert said == [said[0]] * 3
     assert said[0].startswith("DeadlineExceeded: agree: nothing from ranks 1, 3 of 5 after 0.2 s")
     # Who comes later learns at once how it ended.

@@ -208,5 +208,7 @@ def test_ranks_default_to_the_groups() -> None:
     sampler = Sampler(SAMPLES, BATCH, seed=4)
     print(json.dumps(take(sampler, loader(sampler, 2), 4)))
     """
-    parts = [json.loads(output) for output in run_job(script, size=2)]
+    parts = [
+        json.loads(output.splitlines()[-1]) for output in run_job(script, size=2)
+    ]  # with one core torch warns of two workers
     assert global_batches(parts) == expected(0, 4)
