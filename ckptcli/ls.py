@@ -173,7 +173,7 @@ def _table(entries: Sequence[Entry], now: datetime) -> RenderableType:
 
 
 def _notes(entry: Entry) -> str:
-    parts = [text.missing(entry.missing, entry.participants)] if entry.missing or entry.state == "undecided" else []
+    parts = [text.missing(entry.missing, entry.participants, entry.reason)] if entry.missing or entry.state == "undecided" else []
     parts += [text.first_line(entry.reason)] if entry.reason else []
     parts += ["pinned"] if entry.listed.pinned else []
     parts += [f"tag {tag}" for tag in entry.listed.tags]

@@ -205,7 +205,7 @@ def _render(found: core.Status, made: Report) -> RenderableType:
     shown_facts = facts(
         [
             ("run", found.url),
-            ("newest committed", _age(found.committed, "none: a failure now loses all work") + old),
+            ("newest committed", _age(found.committed, _uncommitted(found)) + old),
             ("newest verified", _age(found.verified, "none")),
             ("whole on the nodes", _age(found.on_nodes, "")),
             ("steps at risk", "" if found.steps_at_risk is None else f"at least {found.steps_at_risk:,}"),
@@ -237,6 +237,13 @@ def _render_unbegun(found: core.Status) -> RenderableType:
 
 def _with_incidents(shown_facts: RenderableType, told: Account | None) -> RenderableType:
     return Group(shown_facts, incident_table(told.incidents)) if told is not None and told.incidents else shown_facts
+
+
+def _uncommitted(found: core.Status) -> str:
+    """What a failure costs as long as nothing is committed."""
+    if found.on_nodes is None:
+        return "none: a failure now loses all work"
+    return "none: all work is lost with the nodes, unless a start there goes on from what is whole on them"
 
 
 def _age(newest: core.Newest | None, none: str) -> str:

@@ -63,8 +63,10 @@ def ranks(numbers: Sequence[int], most: int = 6) -> str:
     )
 
 
-def missing(numbers: Sequence[int], participants: int | None) -> str:
-    """Who has delivered no receipt for an undecided save, of how many; empty if all have."""
+def missing(numbers: Sequence[int], participants: int | None, reason: str = "") -> str:
+    """Who has delivered no receipt for a save, of how many; empty if all have, or if the `reason` of its abort says it."""
+    if reason.startswith("no receipt from "):
+        return ""
     if participants is None:
         return f"no receipt from {ranks(numbers)}" if numbers else "nobody can tell who is missing"
     return f"no receipt from {ranks(numbers)} of {participants}" if numbers else ""

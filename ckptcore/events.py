@@ -51,7 +51,8 @@ class Event:
     """One thing that happened. `generation` is the save or restore it belongs to; `detail` depends on `kind`.
 
     `staged`, `written` and `uploaded` tell `seconds` and `bytes` of this rank, `copied` those of the part of rank `owner`, which
-    is now on this node too; `receipts-complete` and `committed` on rank 0 the `seconds` that it has waited and decided.
+    is now on this node too. At a start, `uploaded` has the rank of a dead job whose part it was, and says on whose node it lay.
+    `receipts-complete` and `committed` on rank 0 the `seconds` that it has waited and decided.
     `committed` on rank 0, `restored` and `verified` tell when the state was `captured`; the first also the `bytes` of all ranks,
     the `slowest` rank, and its `slowest_seconds`.
     """

@@ -76,7 +76,8 @@ class Finishing:
             node = NodeStore.of(Local(self.local.path), held.receipt.run_id, self.clock)  # no limit: everybody waits for it
             try:
                 check_chunks(self.store, node.store, held)  # they have lain there since another process wrote them
-                upload(self.store, node, held, self.on_event)
+                message = f"the part of rank {held.receipt.rank}, which lay whole on the node of process {self.channel.rank}"
+                upload(self.store, node, held, self.on_event, message=message)
             except DamageError as error:
                 log.warning("what was whole on the node is not any more, and is left alone: %s", error)
                 damaged.append(held)

@@ -117,11 +117,18 @@ def _all_staged(
 
 
 def upload(
-    store: Store, node: NodeStore, held: Held, on_event: Listener | None, *, check: Callable[[], object] = lambda: None
+    store: Store,
+    node: NodeStore,
+    held: Held,
+    on_event: Listener | None,
+    *,
+    check: Callable[[], object] = lambda: None,
+    message: str = "",
 ) -> None:
     """Upload one part, trying again for as long as the store does not answer (N-5).
 
-    `check` is called now and then: what it raises ends the upload. Raises `StoreUnavailable` after `UPLOAD_TIMEOUT` seconds.
+    `check` is called now and then: what it raises ends the upload. `message`: what the event tells.
+    Raises `StoreUnavailable` after `UPLOAD_TIMEOUT` seconds.
     """
     started, copied = node.clock.monotonic(), 0
     failure: StoreUnavailable | None = None
@@ -132,7 +139,7 @@ def upload(
             failure = error
             continue
         detail = {"bytes": copied, "seconds": node.clock.monotonic() - started}
-        tell(on_event, Event("uploaded", held.receipt.rank, held.generation, detail=detail))
+        tell(on_event, Event("uploaded", held.receipt.rank, held.generation, message, detail))
         return
     raise StoreUnavailable(f"{held.prefix} could not be uploaded within {UPLOAD_TIMEOUT:g} s: {failure}") from failure
 

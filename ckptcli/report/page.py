@@ -16,7 +16,7 @@ from ckptcli.report.markup import element, escape, facts, section, table
 from ckptcli.report.timeline import counts, timeline
 from ckptcore.inspect import unbegun
 from ckptcore.inspect.chronicle import Chronicle, Delivery
-from ckptcore.inspect.inventory import Entry
+from ckptcore.inspect.inventory import Entry, time_of
 from ckptcore.inspect.starts import Start
 from ckptcore.records import Manifest, Run
 
@@ -100,7 +100,7 @@ def _begun(told: Chronicle, run: Run, now: datetime) -> tuple[str, str, dict[str
         if verified
         else "none",
         "generations": states or "none yet",
-        "begun": run.created,
+        "begun": _created(run),
         "parent": run.parent and f"{run.parent.generation} of {run.parent.url}",
     }
     return verdict, "bad" if head is None else "good", shown
@@ -238,10 +238,17 @@ def _generations(entries: Sequence[Entry], now: datetime) -> str:
 
 
 def _remarks(entry: Entry) -> str:
-    missing = text.missing(entry.missing, entry.participants) if entry.missing or entry.state == "undecided" else ""
+    open_or_aborted = entry.missing or entry.state == "undecided"
+    missing = text.missing(entry.missing, entry.participants, entry.reason) if open_or_aborted else ""
     metrics = [f"{name} = {value:.4g}" for name, value in entry.listed.metrics.items()]
     parts = [missing, text.first_line(entry.reason, 200), "pinned" if entry.listed.pinned else "", *entry.listed.tags, *metrics]
     return "; ".join(part for part in parts if part)
+
+
+def _created(run: Run) -> str:
+    """When the run was begun, as it is stored where no calendar has that date."""
+    at = time_of(run.created)
+    return run.created if at is None else f"{_moment(at)} UTC"
 
 
 def _moment(at: datetime | None) -> str:

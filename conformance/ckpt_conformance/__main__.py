@@ -46,8 +46,14 @@ def _add_list(parser: argparse.ArgumentParser) -> None:
 def _add_run(parser: argparse.ArgumentParser) -> None:
     names = ", ".join(SHORT_NAMES)
     add = parser.add_argument
-    add("--adapter", required=True, metavar="CMD", help=f"the command that starts the adapter, or one of {names}")
-    add("--cross", metavar="CMD", help="a second adapter: every case runs on both, and those of two roles in both directions")
+    adapter = f"the command that starts the adapter, or one of {names}"
+    add("--adapter", action=_Once, required=True, metavar="CMD", help=adapter)
+    add(
+        "--cross",
+        action=_Once,
+        metavar="CMD",
+        help="a second adapter: every case runs on both, and those of two roles in both directions",
+    )
     add("--quick", action="store_true", help="only the cases of the quick subset")
     add(
         "--only",
@@ -66,6 +72,17 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add("--json", type=Path, metavar="FILE", help="write the results as JSON")
     add("--junit", type=Path, metavar="FILE", help="write the results as JUnit XML")
     add("--html", type=Path, metavar="FILE", help="write the results as one HTML page")
+
+
+class _Once(argparse.Action):
+    """An option that is refused when it is given again: the last of two adapters would be tested, the other one silently not."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object, option: str | None = None
+    ) -> None:
+        if getattr(namespace, self.dest) is not None:
+            parser.error(f"{option} is given twice: --adapter takes one adapter, and --cross a second one to test beside it")
+        setattr(namespace, self.dest, values)
 
 
 def _asked(chosen: argparse.Namespace) -> Asked:

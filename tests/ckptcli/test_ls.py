@@ -8,6 +8,7 @@ import jsonschema
 
 from ckptcli import schemas
 from ckptcore import names
+from ckptcore.proof import Refuted
 from ckptcore.run import open_run
 from tests.ckptcli.support import Ckpt
 from tests.ckptcore.supervised import never_begun
@@ -48,6 +49,19 @@ def test_who_has_not_delivered(ckpt: Ckpt, place: Path) -> None:
     (row,) = ckpt("ls", place / "run", "--json").json["runs"][0]["generations"]
     assert (row["state"], row["missing"], row["participants"], row["restorable"]) == ("undecided", [0, 2], 3, False)
     assert "no receipt from ranks 0, 2 of 3" in ckpt("ls", place / "run").out
+
+
+def test_an_abort_says_once_who_has_not_delivered(ckpt: Ckpt, place: Path) -> None:
+    job = Job(file_store(place / "run"), 3)
+    job.open()
+    job.coordinator().abort(job.next_generation(10), Refuted("no receipt from rank 1 of 3", (1,)))
+    job.coordinator().abort(job.next_generation(20), Refuted("the store is full", (2,)))
+    first, second = ckpt("ls", place / "run").out.splitlines()[-2:]
+    assert first.endswith("  no receipt from rank 1 of 3")
+    assert second.endswith("  no receipt from rank 2; the store is full")
+    page = place / "report.html"
+    ckpt("report", place / "run", "-o", page)
+    assert "<td>no receipt from rank 1 of 3</td>" in page.read_text()
 
 
 def test_what_a_rollback_leaves_behind_is_a_stray(ckpt: Ckpt, place: Path) -> None:

@@ -67,6 +67,8 @@ def test_a_golden_run(ckpt: Ckpt, tmp_path: Path) -> None:
     assert not [value for name in ("src", "href") for value in page.values(name) if not value.startswith("#")]
     assert {tag for tag, _ in page.elements}.isdisjoint({"script", "link", "img", "iframe"})
     assert "The next start resumes from step 5" in page.text
+    begun = page.text[page.text.index("begun") + 1 :]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", next(text for text in begun if text.strip()))
     assert {link.removeprefix("#") for link in page.values("href")} <= set(page.values("id"))
 
 

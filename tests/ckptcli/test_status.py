@@ -9,9 +9,11 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from ckptcli import schemas, status
+from ckptcore import names
 from ckptcore.attempts import AttemptIncident
 from ckptcore.errors import StoreUnavailable
 from ckptcore.proof import Refuted
+from ckptcore.records import StagedRecord, encode
 from ckptcore.run import open_run
 from tests.ckptcli.support import Ckpt
 from tests.ckptcore.supervised import Supervised, never_begun, of_nodes, supervised
@@ -55,6 +57,19 @@ def test_nothing_to_resume_from_is_too_old(ckpt: Ckpt, place: Path) -> None:
     Job(file_store(place), 1).open()
     told = ckpt("status", place, "--max-age", "9d", status=1)
     assert "none: a failure now loses all work" in told.out
+
+
+def test_what_is_on_the_nodes_only_is_not_told_to_be_lost(ckpt: Ckpt, place: Path) -> None:
+    job = Job(file_store(place), 1)
+    job.open()
+    generation = job.next_generation(10)
+    job.write(generation, 0)
+    run_id, at = job.identity(generation, 0).run_id, job.clock.utc()
+    record = StagedRecord(run_id=run_id, generation=str(generation), participants=1, decided=at, decided_by=job.number)
+    job.store.put_if_absent(names.on_nodes_key(generation), encode(record))
+    told = ckpt("status", place).out
+    assert "none: all work is lost with the nodes, unless a start there goes on from what is whole on them" in told
+    assert "a failure now loses all work" not in told
 
 
 def test_again_and_again_whatever_the_store_says(ckpt: Ckpt, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

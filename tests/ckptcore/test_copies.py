@@ -123,6 +123,21 @@ def test_a_lost_node_is_finished_from_the_copy(cluster: Cluster) -> None:
     assert [commit.step for commit in check_commits(cluster.store)] == [20, 10]
 
 
+def test_a_start_tells_whose_part_it_has_uploaded_from_where(cluster: Cluster) -> None:
+    generation = cluster.die_in_upload(10)
+    shutil.rmtree(cluster.node(1))
+    told: list[Event] = []
+
+    def body(link: Channel) -> None:
+        with cluster.saver(link, on_event=told.append if link.rank == 0 else None) as saver:
+            saver.restore(like=state(0, link.rank, RANKS))
+
+    on_ranks(RANKS, body)
+    uploaded = sorted((event.rank, event.generation, event.message) for event in told if event.kind == "uploaded")
+    where = "which lay whole on the node of process 0"
+    assert uploaded == [(rank, generation, f"the part of rank {rank}, {where}") for rank in range(RANKS)]
+
+
 def test_a_copy_is_the_same_bytes_under_the_same_keys(cluster: Cluster) -> None:
     generation = cluster.die_in_upload(10)
     run_id = read_run(cluster.store).run_id

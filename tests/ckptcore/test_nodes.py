@@ -28,6 +28,7 @@ from tests.ckptcore.cluster import RANKS, Cluster, data_files, rot
 from tests.ckptcore.failing import FaultyStore
 from tests.ckptcore.support import (
     FakeClock,
+    Job,
     check_commits,
     checkpointer,
     file_store,
@@ -229,13 +230,46 @@ def test_what_is_whole_on_the_nodes_is_told(cluster: Cluster) -> None:
     assert told.committed is not None
     assert told.on_nodes is not None
     assert (told.committed.generation.step, told.on_nodes.generation.step) == (10, 20)
-    kinds = {finding.kind for finding in outlook(cluster.store, Storage()).findings}
-    assert {"abort", "on-nodes"} <= kinds
+    answer, *others = outlook(cluster.store, Storage()).findings
+    assert {"abort", "on-nodes"} <= {finding.kind for finding in others}
+    assert (answer.kind, answer.generation) == ("resume", told.committed.generation)
+    assert answer.text.endswith(f", unless it is on the nodes that hold {generation}: that one resumes from there")
     cluster.resume()
+    answer, *others = outlook(cluster.store, Storage()).findings
+    assert (answer.generation, "unless" in answer.text) == (generation, False)
     told = status(cluster.store)
     assert told.on_nodes is None
     assert told.committed is not None
     assert told.committed.generation == generation
+
+
+def test_a_first_save_that_is_whole_on_the_nodes_is_told(cluster: Cluster) -> None:
+    generation = cluster.die_in_upload(10)
+    answer, *_ = outlook(cluster.store, Storage()).findings
+    assert answer.kind == "begin"
+    assert f"is a fresh one, unless it is on the nodes that hold {generation}" in answer.text
+
+
+def test_what_no_path_leads_to_is_not_promised(cluster: Cluster) -> None:
+    """What a superseded job writes yet is of no use, wherever it lies."""
+    cluster.save(10)
+    stalled, newer = Job(cluster.store, RANKS), Job(cluster.store, RANKS)
+    stalled.open()
+    generation = stalled.next_generation(20)
+    newer.open()
+    stalled.write(generation, 0)
+    at = stalled.clock.utc()
+    record = records.StagedRecord(
+        run_id=read_run(cluster.store).run_id,
+        generation=str(generation),
+        participants=RANKS,
+        decided=at,
+        decided_by=generation.incarnation,
+    )
+    cluster.store.put_if_absent(names.on_nodes_key(generation), records.encode(record))
+    answer, *others = outlook(cluster.store, Storage()).findings
+    assert "on-nodes" in {finding.kind for finding in others}
+    assert "unless" not in answer.text
 
 
 def test_what_aborted_saves_leave_does_not_fill_the_node(cluster: Cluster) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ckpt_conformance.__main__ import main
 from ckpt_conformance.asked import Asked, CallError, check, check_only
 from ckpt_conformance.cases.scenario import cases
 
@@ -86,3 +87,11 @@ def test_every_id_chooses_something() -> None:
         with pytest.raises(CallError) as error:
             check_only(asked(only=only, **more), found)
         assert message in str(error.value)
+
+
+@pytest.mark.parametrize("option", ["--adapter", "--cross"])
+def test_a_second_adapter_is_refused_where_it_would_replace_the_first(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--adapter", "jax", "--cross", "torch", option, "minimal", "--only", "nothing/at-all"])
+    assert ended.value.code == 2
+    assert f"{option} is given twice: --adapter takes one adapter, and --cross a second one" in capsys.readouterr().err
