@@ -78,6 +78,7 @@ class Finishing:
                 check_chunks(self.store, node.store, held)  # they have lain there since another process wrote them
                 message = f"the part of rank {held.receipt.rank}, which lay whole on the node of process {self.channel.rank}"
                 upload(self.store, node, held, self.on_event, message=message)
+                log.warning("of %s, which a dead job left undecided: %s, is uploaded now", held.generation, message)
             except DamageError as error:
                 log.warning("what was whole on the node is not any more, and is left alone: %s", error)
                 damaged.append(held)

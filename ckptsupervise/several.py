@@ -200,7 +200,8 @@ class _Part:
         links.tell(go)
         running = RunningOnNodes(self._start(parts, go), links, clock=self._clock)
         message = f"attempt {plan.attempt}: {counted(plan.processes, 'rank')} on {', '.join(each.node for each in plan.members)}"
-        self._tell("launched", f"{message}, from {plan.committed or 'the beginning'}", attempt=plan.attempt, slots=plan.slots)
+        at = "nothing committed yet" if plan.committed is None else f"from {plan.committed}"
+        self._tell("launched", f"{message}, {at}", attempt=plan.attempt, slots=plan.slots)
         return running
 
     def _unlaunched(self, plan: AttemptPlan, lost: LostNode | None) -> Watched:

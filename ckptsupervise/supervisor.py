@@ -156,8 +156,8 @@ class _Supervision:
             places=job.policy.nproc,
             folder=self._home.attempt(plan.attempt),
         )
-        at = "the beginning" if plan.committed is None else plan.committed
-        message = f"attempt {plan.attempt}: {counted(plan.processes, 'rank')}, from {at}"
+        at = "nothing committed yet" if plan.committed is None else f"from {plan.committed}"  # nodes may hold something newer
+        message = f"attempt {plan.attempt}: {counted(plan.processes, 'rank')}, {at}"
         self._tell("launched", message, attempt=plan.attempt, slots=list(plan.slots))
         watched = Watch(
             job.engine.start(order),
