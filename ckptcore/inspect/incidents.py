@@ -261,7 +261,10 @@ def _told(attempt: Attempt) -> AttemptIncident | None:
     """The incident that ended an attempt, if one did. That another job has taken the run is none."""
     if attempt.end is None or attempt.end.outcome == "superseded":
         return None
-    return attempt.end.incident or (AttemptIncident(kind="supervisor") if attempt.end.outcome == "lost" else None)
+    if attempt.end.incident is not None or attempt.end.outcome != "lost":
+        return attempt.end.incident
+    who = attempt.plan.supervisor
+    return AttemptIncident(kind="supervisor", message=f"process {who.pid} on {who.host} ended without a word")
 
 
 def _incident(attempt: Attempt, told: AttemptIncident, parts: dict[int, list[Span]], later: Sequence[Attempt]) -> Incident:

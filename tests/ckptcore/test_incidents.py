@@ -211,6 +211,7 @@ def test_a_supervisor_that_died_is_an_incident_too() -> None:
     lost = Attempt(FIRST.plan, FIRST.resumed, end(1, "lost", detected=101, stopped=101))
     (found,) = incidents([lost, SECOND])
     assert (found.kind, found.detect, found.recovered) == ("supervisor", 81, True)
+    assert found.message == "process 1 on n ended without a word"
 
 
 def test_training_that_nobody_has_seen_is_not_counted() -> None:
