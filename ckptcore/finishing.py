@@ -157,6 +157,9 @@ def _parts(store: Store, generation: GenerationId, holders: Mapping[tuple[str, i
         staged = bounded_bytes(store, names.staged_key(generation, rank))
         found = [] if staged is None else holders.get((str(generation), rank, digest(staged)), [])
         if not found:
+            log.warning(
+                "%s was whole on nodes, and cannot be finished: no node of this start has the part of rank %d", generation, rank
+            )
             return None
         # Processes of one node hold the same: each uploads its own.
         parts[generation, rank] = rank if rank in found else found[rank % len(found)]
