@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import groupby
+from typing import Annotated
 
 import msgspec
 import typer
@@ -23,6 +25,11 @@ from ckptcore.inspect import unbegun
 from ckptcore.inspect.inventory import Entry, inventory
 from ckptcore.inspect.runs import Place, find_runs
 from ckptcore.store import Store
+
+_FOLDED = 4
+"""The fewest retired generations after each other that are one line for people."""
+
+All = Annotated[bool, typer.Option("--all", help="A line for each retired generation, too.")]
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,12 +77,13 @@ class _Found:
     attempts: Sequence[Attempt] = ()
 
 
-def ls(context: typer.Context, url: Url, *, as_json: Json = False) -> int:
+def ls(context: typer.Context, url: Url, *, every: All = False, as_json: Json = False) -> int:
     """List the generations of a run, or of all runs below a prefix.
 
     A star marks the resume point. States: committed, verified, stray (committed, but on no path from the resume point),
-    undecided, aborted, retired, quarantined, damaged, unreadable. Of a run below a prefix that cannot be listed standard
-    error tells why; the others are listed. A run that a supervised job has never begun is there without generations.
+    undecided, aborted, retired, quarantined, damaged, unreadable. Many retired ones after each other are one line. Of a run
+    below a prefix that cannot be listed standard error tells why; the others are listed. A run that a supervised job has never
+    begun is there without generations.
     """
     chosen = settings(context)
     top = chosen.store(url)
@@ -88,7 +96,7 @@ def ls(context: typer.Context, url: Url, *, as_json: Json = False) -> int:
         found, status = _below(chosen, places)
     listing = Listing(runs=[_rows(each) for each in found])
     if found or as_json:
-        emit(listing, lambda: _render(found, several=len(places) > 1), as_json=as_json)
+        emit(listing, lambda: _render(found, several=len(places) > 1, every=every), as_json=as_json)
     return status
 
 
@@ -139,13 +147,13 @@ def row(entry: Entry) -> Row:
     )
 
 
-def _render(found: Sequence[_Found], *, several: bool) -> RenderableType:
+def _render(found: Sequence[_Found], *, several: bool, every: bool) -> RenderableType:
     now = datetime.now(UTC)
     parts: list[RenderableType] = []
     for each in found:
         if several:
             parts += [Text(each.store.url, style="bold")]
-        parts += [_table(each.entries, now) if each.entries else Text(_nothing(each.attempts)), Text("")]
+        parts += [_table(each.entries, now, every=every) if each.entries else Text(_nothing(each.attempts)), Text("")]
     return Group(*parts[:-1])
 
 
@@ -156,20 +164,36 @@ def _nothing(attempts: Sequence[Attempt]) -> str:
     return f"no run has begun here: {count} of a supervisor, the newest: {attempt_line(attempts[-1])}; `ckpt status` tells more"
 
 
-def _table(entries: Sequence[Entry], now: datetime) -> RenderableType:
+def _table(entries: Sequence[Entry], now: datetime, *, every: bool) -> RenderableType:
     made = table("", "generation", "step", "state", "size", "age", "guarantee", "notes", right=("step", "size", "age"))
-    for entry in entries:
-        made.add_row(
-            "*" if entry.is_head else "",
-            str(entry.generation),
-            f"{entry.generation.step:,}",
-            Text(entry.state, style=STYLES[entry.state]),
-            text.size(entry.bytes),
-            text.age(entry.at, now),
-            entry.guarantee or "",
-            text.cell(_notes(entry)),
-        )
+    for state, group in groupby(entries, lambda entry: entry.state):
+        found = list(group)
+        folds = state == "retired" and len(found) >= _FOLDED and not every
+        for cells in [_folded(found, now)] if folds else [_line(entry, now) for entry in found]:
+            made.add_row(*cells)
     return made
+
+
+def _folded(entries: Sequence[Entry], now: datetime) -> list[RenderableType]:
+    """What retention has given up, in one line: in a long job that is nearly all there ever was."""
+    first, last = entries[0], entries[-1]
+    count = text.plural(len(entries), "generation")
+    steps = f"{first.generation.step:,} to {last.generation.step:,}"
+    note = f"steps {steps}; --all lists them"
+    return ["", count, "", Text("retired", style=STYLES["retired"]), "", text.age(last.at, now), "", text.cell(note)]
+
+
+def _line(entry: Entry, now: datetime) -> list[RenderableType]:
+    return [
+        "*" if entry.is_head else "",
+        str(entry.generation),
+        f"{entry.generation.step:,}",
+        Text(entry.state, style=STYLES[entry.state]),
+        text.size(entry.bytes),
+        text.age(entry.at, now),
+        entry.guarantee or "",
+        text.cell(_notes(entry)),
+    ]
 
 
 def _notes(entry: Entry) -> str:

@@ -8,6 +8,7 @@ import jsonschema
 
 from ckptcli import schemas
 from ckptcore import names
+from ckptcore.keep import Keep
 from ckptcore.proof import Refuted
 from ckptcore.run import open_run
 from tests.ckptcli.support import Ckpt
@@ -79,6 +80,18 @@ def test_what_a_rollback_leaves_behind_is_a_stray(ckpt: Ckpt, place: Path) -> No
         third.generation: "verified",
     }
     assert "pinned; tag a-b" in ckpt("ls", place / "run").out
+
+
+def test_many_that_are_retired_are_one_line(ckpt: Ckpt, place: Path) -> None:
+    with checkpointer(place / "run", keep=Keep(last=2)) as saver:
+        for step in range(1000, 7001, 1000):
+            saver.save(step, state(step)).result()
+    _, _, folded, _, head = ckpt("ls", place / "run").out.splitlines()
+    assert folded.split()[:3] == ["5", "generations", "retired"]
+    assert folded.endswith("steps 1,000 to 5,000; --all lists them")
+    assert head.startswith("*")
+    assert len(ckpt("ls", place / "run", "--all").out.splitlines()) == 2 + 7
+    assert len(states(ckpt, place / "run")) == 7
 
 
 def test_an_unreadable_decision(ckpt: Ckpt, place: Path) -> None:
