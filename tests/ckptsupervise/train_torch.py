@@ -36,16 +36,19 @@ def main() -> None:
         restored = tier.restored(
             lambda: ckpt.restore_or_init(lambda: {"params": model}, like={"params": model}, accept_guarantee="coverage")
         )
+        saving = None
         for step in range(restored.step + 1, STEPS + 1):
             fault = FAULTS.get(f"{os.environ['CKPT_ATTEMPT']}:{place.rank}:{step}")
             if fault is not None:
+                if saving is not None:
+                    saving.result()  # how far the job has come does not depend on who is faster
                 os.kill(os.getpid(), getattr(signal, fault))
             model(torch.ones(1, 8)).sum().backward()
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.add_(1)
             if ckpt.should_save(step):
-                ckpt.save(step, {"params": model})
+                saving = ckpt.save(step, {"params": model})
     assert all(float(parameter.to_local().max()) == STEPS for parameter in model.parameters())  # pyright: ignore[reportAttributeAccessIssue]
     distributed.destroy_process_group()
 
