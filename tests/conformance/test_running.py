@@ -15,6 +15,8 @@ import pytest
 from ckpt_conformance.results import from_json
 from tests.conformance.small_suite import LIMIT, SCENARIO, TOY, call, command, make_suite, run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def suite(tmp_path: Path) -> Path:

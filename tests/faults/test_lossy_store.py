@@ -18,6 +18,8 @@ from ckptcore.store import Storage, Store, open_store
 from tests.faults.proxy import Fault, Proxy, Request, Script, proxy
 from tests.servers import S3
 
+pytestmark = pytest.mark.slow
+
 RETRIES = {"initial_delay": "5ms", "max_delay": "20ms", "max_retries": 2}
 """Of the driver: by default it tries for minutes."""
 

@@ -19,6 +19,8 @@ from jaxckpt import Event, open_run
 from tests.jaxckpt.procs import run_job
 from tests.jaxckpt.runs import assert_same, bits, checkpointer, resume
 
+pytestmark = pytest.mark.slow
+
 
 class Gate:
     """Holds the background half of every save until it is opened."""

@@ -22,6 +22,8 @@ from tests.jaxckpt.plain import describe, restored_without_jax
 from tests.jaxckpt.runs import assert_same, bits, checkpointer, resume, round_trip, save
 from tests.spec.checker import check_run
 
+pytestmark = pytest.mark.slow
+
 
 class Pair(NamedTuple):
     first: Any

@@ -30,6 +30,8 @@ from tests.torchckpt.runs import DERIVED, checkpointer, resume, save
 from torchckpt import open_run
 from torchckpt.dcp import StorageWriter
 
+pytestmark = pytest.mark.slow
+
 
 def known(key: str = "value") -> Tiny:
     """A model of expected values."""

@@ -22,6 +22,8 @@ from ckptcore import dtypes, plain
 from ckptcore.errors import UnsupportedLeaf
 from torchckpt import leaves
 
+pytestmark = pytest.mark.slow
+
 # Every dtype that torch computes with: what is left out is in REFUSED_DTYPES.
 DTYPES = {
     *(torch.bool, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64),

@@ -28,6 +28,8 @@ from tests.torchckpt.optimizing import (
 from tests.torchckpt.procs import run_job
 from torchckpt import optimizers
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(params=sorted(MAKERS))
 def make(request: pytest.FixtureRequest) -> Make:

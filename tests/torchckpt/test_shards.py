@@ -28,6 +28,8 @@ from tests.torchckpt.procs import run_job
 from torchckpt import shards
 from torchckpt.shards import Places, Split, place_of
 
+pytestmark = pytest.mark.slow
+
 Layout = tuple[tuple[int, ...], tuple[int, ...], tuple[Split | None, ...]]
 
 

@@ -19,6 +19,8 @@ from tests.torchckpt.procs import run_job
 from torchckpt import open_run
 from torchckpt.titan import CheckpointManager, Config
 
+pytestmark = pytest.mark.slow
+
 # torchtitan 0.3.0's public interface. Where it is installed, a test holds this against the real one.
 METHODS = {
     "load": {"step": -1},
