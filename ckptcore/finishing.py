@@ -130,7 +130,7 @@ def plan(store: Store, told: Sequence[bytes]) -> dict[_Part, int]:
             holders.setdefault((generation, rank, receipt), []).append(process)
     if not holders:
         return {}
-    since = max((number for number, base in History.load(store).bases.items() if base is not None), default=1)
+    since = History.load(store).newest_begun()
     for generation in reversed(undecided(store)):
         if generation.incarnation >= since and exists(store, names.on_nodes_key(generation)):
             found = _parts(store, generation, holders)

@@ -213,9 +213,13 @@ class History:
     def _based(self) -> set[int]:
         return {number for number, base in self.bases.items() if base is not None}
 
+    def newest_begun(self) -> int:
+        """The newest incarnation with a readable base; 0 if there is none."""
+        return max(self._based(), default=0)
+
     def newest_base(self) -> GenerationId | None:
         """What the newest incarnation with a readable base started from."""
-        return self._base_of(max(self._based(), default=0))
+        return self._base_of(self.newest_begun())
 
     def _base_of(self, number: int) -> GenerationId | None:
         """What an incarnation started from. Raises a `DamageError` when that is lost."""

@@ -191,7 +191,7 @@ def opening_claims(history: History) -> set[int]:
 
     Each may be opening, and have chosen what was retired meanwhile.
     """
-    newest = max((number for number, base in history.bases.items() if base is not None), default=0)
+    newest = history.newest_begun()
     return {number for number in history.bases if number > newest}
 
 

@@ -12,15 +12,12 @@ import threading
 from contextlib import suppress
 
 from ckptcore.errors import CallError
-from ckptcore.wire import towards
+from ckptcore.wire import PAUSE, towards
 from ckptsupervise.handshake import GREETING, GREETING_BYTES, admit, enter, new_token
 from ckptsupervise.wire import AnyMessage, Channel, Join, LinkLost, joined
 
 GREETINGS = 256
 """How many that have connected are asked what for at a time; one more takes the place of the one that came first."""
-
-PAUSE = 0.1
-"""Seconds until it listens again after an error."""
 
 
 class Endpoint:

@@ -85,7 +85,9 @@ class Following:
             thread.start()
         try:
             self._serve(channel)
-            self._leave()
+            # Until the leader closes the link, having heard that it is over here, or for too long. One that is closed while a
+            # sign of life is on its way is reset, and takes with it what was said last.
+            threads[0].join(self.silence)
         except LinkLost as error:
             self.lost, detected = str(error), self.clock.monotonic()
             self._end()
@@ -139,19 +141,6 @@ class Following:
             self._asked_at = now
         elif now - self._asked_at > LEAVE:
             raise LinkLost("this node was told to stop, and is not told to end what has not begun")
-
-    def _leave(self) -> None:
-        """Wait until the leader closes the link, or for too long: it has heard then that it is over here.
-
-        A link that is closed while a sign of life is on its way is reset, and takes with it what was said last.
-        """
-        for left in self.clock.polls(self.silence, first=0.005, most=LOOK):
-            if left <= 0 or any(isinstance(each, LinkLost) for each in self._news()):
-                return
-
-    def _news(self) -> list[AnyMessage | LinkLost]:
-        """What has come since the last look."""
-        return [self._inbox.get() for _ in range(self._inbox.qsize())]
 
     def _obey(self, channel: Channel) -> bool:
         """Do all that was told meanwhile; whether that was all."""

@@ -36,7 +36,7 @@ from ckptsupervise.orders import Group, Order
 from ckptsupervise.rendezvous import Over, Rendezvous, Waits
 from ckptsupervise.room import Room
 from ckptsupervise.supervisor import Result
-from ckptsupervise.telling import Event, Listener, Told, counted
+from ckptsupervise.telling import Event, Listener, Told, begins, counted
 from ckptsupervise.timeline import Instant, Timeline
 from ckptsupervise.watching import LAST, Asked, Limits, Watch, Watched
 from ckptsupervise.wire import Finish, Go, joined, split
@@ -200,8 +200,7 @@ class _Part:
         links.tell(go)
         running = RunningOnNodes(self._start(parts, go), links, clock=self._clock)
         message = f"attempt {plan.attempt}: {counted(plan.processes, 'rank')} on {', '.join(each.node for each in plan.members)}"
-        at = "nothing committed yet" if plan.committed is None else f"from {plan.committed}"
-        self._tell("launched", f"{message}, {at}", attempt=plan.attempt, slots=plan.slots)
+        self._tell("launched", f"{message}, {begins(plan.committed)}", attempt=plan.attempt, slots=plan.slots)
         return running
 
     def _unlaunched(self, plan: AttemptPlan, lost: LostNode | None) -> Watched:

@@ -29,7 +29,7 @@ from ckptsupervise.guard import Guard
 from ckptsupervise.home import Home
 from ckptsupervise.orders import Order
 from ckptsupervise.policy import Launch, Past, Policy, Stop
-from ckptsupervise.telling import Event, Listener, Told, counted
+from ckptsupervise.telling import Event, Listener, Told, begins, counted
 from ckptsupervise.timeline import Instant, Timeline
 from ckptsupervise.watching import LOOK, Asked, Limits, Watch, Watched
 
@@ -156,8 +156,7 @@ class _Supervision:
             places=job.policy.nproc,
             folder=self._home.attempt(plan.attempt),
         )
-        at = "nothing committed yet" if plan.committed is None else f"from {plan.committed}"  # nodes may hold something newer
-        message = f"attempt {plan.attempt}: {counted(plan.processes, 'rank')}, {at}"
+        message = f"attempt {plan.attempt}: {counted(plan.processes, 'rank')}, {begins(plan.committed)}"
         self._tell("launched", message, attempt=plan.attempt, slots=list(plan.slots))
         watched = Watch(
             job.engine.start(order),

@@ -53,3 +53,8 @@ Listener = Callable[[Told], None]
 def counted(count: int, noun: str) -> str:
     """`1 rank`, `2 ranks`, `3 processes`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith('s') else 's'}"
+
+
+def begins(committed: str | None) -> str:
+    """Where a launch begins, as far as a supervisor knows: nodes may hold something newer."""
+    return "nothing committed yet" if committed is None else f"from {committed}"

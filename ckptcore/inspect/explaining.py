@@ -89,7 +89,7 @@ def _of_run(store: Store, history: History, storage: Storage) -> list[Finding]:
         text = f"the next start commits it, since it is proven whole, and resumes from here (step {answer.generation.step})"
         answer = replace(answer, text=text, clause="P-11, P-20")
     older = [finding for finding in passed if finding.generation not in fresh]  # of the others `told` says more
-    return [_unless_on_nodes(answer, verdicts, _newest_begun(history)), *older, *told]
+    return [_unless_on_nodes(answer, verdicts, history.newest_begun()), *older, *told]
 
 
 def _unless_on_nodes(answer: Finding, verdicts: Sequence[proving.Verdict], incarnation: int) -> Finding:
@@ -99,10 +99,6 @@ def _unless_on_nodes(answer: Finding, verdicts: Sequence[proving.Verdict], incar
     if answer.kind not in ("resume", "begin") or newest is None or (answer.generation and newest < answer.generation):
         return answer
     return replace(answer, text=f"{answer.text}, unless it is on the nodes that hold {newest}: that one resumes from there")
-
-
-def _newest_begun(history: History) -> int:
-    return max((number for number, base in history.bases.items() if base is not None), default=0)
 
 
 def lineage(history: History, check: Check | None = None) -> Iterator[Finding]:

@@ -16,9 +16,10 @@ from ckptcore.attempts import Attempt, Attempts, Supervisor
 from ckptcore.errors import StoreError
 from ckptsupervise import following, links, rendezvous, several
 from ckptsupervise.accounts import Accounts
+from ckptsupervise.supervisor import Result
 from tests.ckptcore.failing import FaultyStore
 from tests.ckptcore.support import file_store
-from tests.ckptsupervise.nodes import Died, Nodes, Played, done, failing, nodes, train
+from tests.ckptsupervise.nodes import Died, Node, Nodes, Played, done, failing, nodes, train
 
 pytestmark = pytest.mark.whole
 
@@ -168,15 +169,21 @@ def test_a_node_that_was_left_out_comes_back(job: Nodes) -> None:
     assert job.outcomes() == ["failed", "failed", "resized", "finished"]
 
 
-def test_a_leader_that_lives_and_records_nothing_is_not_waited_for_for_ever(job: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It gives no sign of life on the link, so the attempt ends; but it answers who asks for it."""
-    monkeypatch.setattr(links, "TICK", 1e6)
+def led_by_one_that_stalls(job: Nodes) -> tuple[Node, Result]:
+    """The other one of two nodes, and its end."""
     job.waits = replace(job.waits, enough=3.0)
     a, b = job.start("a", min_nnodes=2), job.start("b", min_nnodes=2)
     a.wait_for("training is at step")
     a.stall()
     result = b.join()
     assert result is not None
+    return b, result
+
+
+def test_a_leader_that_lives_and_records_nothing_is_not_waited_for_for_ever(job: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gives no sign of life on the link, so the attempt ends; but it answers who asks for it."""
+    monkeypatch.setattr(links, "TICK", 1e6)
+    _, result = led_by_one_that_stalls(job)
     assert result.reason == "no-progress"
     assert "node a, which led it, does not say how" in result.message
     assert job.outcomes() == [None]
@@ -378,12 +385,7 @@ def test_a_supervisor_that_hangs_is_lost(job: Nodes, monkeypatch: pytest.MonkeyP
 def test_a_supervisor_that_leads_and_hangs_is_lost(job: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody would notice that a rank hangs: the others end theirs, and say after a while that nothing comes."""
     monkeypatch.setattr(links, "STUCK", 0.5)
-    job.waits = replace(job.waits, enough=3.0)
-    a, b = job.start("a", min_nnodes=2), job.start("b", min_nnodes=2)
-    a.wait_for("training is at step")
-    a.stall()
-    result = b.join()
-    assert result is not None
+    b, result = led_by_one_that_stalls(job)
     assert "node a, which led the attempt, is lost: no sign of life for 4 s" in b.said
     assert "node a, which led it, does not say how" in result.message
 
